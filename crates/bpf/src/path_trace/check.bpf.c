@@ -27,6 +27,7 @@ static u8 test_context SEC(".bss.test");
 #include "starts.bpf.h"
 #include "threads.bpf.h"
 #include "serving.bpf.h"
+#include "signals.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -117,9 +118,15 @@ SEC("syscall")
 int meet_vcpu(struct thread *t)
 {
 	struct clock fresh = {.vcpu = t->vcpu, .index = t->vcpu, .vm = TOLD_VM, .actor = ACTOR_VCPU};
+	struct vcpu_key key = {.vm = TOLD_VM, .vcpu = t->vcpu};
 	struct clock *c = clock_new(t->tid, &fresh);
+	struct clock_ref self;
 
-	return c ? c->vcpu + 1 : 0;
+	if (!c)
+		return 0;
+	self = c->own;
+	bpf_map_update_elem(&vcpus, &key, &self, BPF_ANY);
+	return c->vcpu + 1;
 }
 
 /* Gives a thread the clock of a vhost worker, which takes a packet off a tap of the same VM. */
@@ -159,7 +166,10 @@ enum happening {
 	ENTERS,
 	TAKES,
 	BLOCKED,
-	SLEPT
+	SLEPT,
+	SIGNALS,
+	WRITTEN,
+	SIGNALLED
 };
 
 /* What happens to a thread, or is asked about it. */
@@ -168,7 +178,9 @@ struct event {
 	u32 happening;
 	u32 cpu;
 	u32 thread;
-	u32 next; /* who gets the CPU of a thread that is preempted or goes to sleep; the context of WAKING */
+	/* who gets the CPU of a thread that is preempted or goes to sleep; the context of WAKING; the vCPU
+	 * that took the last interrupt of a worker that SIGNALS */
+	u32 next;
 };
 
 /* The event is the frame. Returns the answer to a question. (Not SEC("syscall"): before Linux 6.8 such a
@@ -176,6 +188,8 @@ struct event {
 SEC("tc")
 int happen(struct __sk_buff *skb)
 {
+	struct tap_queue q = {.ifindex = TOLD_TAP};
+	struct vcpu_key target = {.vm = TOLD_VM};
 	u64 spent[STATES];
 	struct clock *c;
 	struct event e;
@@ -213,6 +227,20 @@ int happen(struct __sk_buff *skb)
 	}
 	if (e.happening == TAKES) { /* a packet off a tap */
 		c->holds = 1;
+		return 0;
+	}
+	if (e.happening == SIGNALS) {
+		target.vcpu = e.next;
+		bpf_map_update_elem(&target_vcpus, &q, &target, BPF_ANY);
+		begin_signal(c, &q);
+		return 0;
+	}
+	if (e.happening == WRITTEN) {
+		packets_written(&c->signal);
+		return 0;
+	}
+	if (e.happening == SIGNALLED) {
+		end_signal(c);
 		return 0;
 	}
 	clock_read(c, e.now, spent);

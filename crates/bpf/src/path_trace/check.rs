@@ -7,6 +7,7 @@ mod key;
 mod large;
 mod reporting;
 mod serving;
+mod signals;
 mod tcp;
 mod threads;
 

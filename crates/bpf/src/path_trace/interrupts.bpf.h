@@ -1,16 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Probes from vhost's signal to the guest entry that takes the interrupt, and of the vCPU around it.
+ * Probes from vhost's signal to the guest entry that takes the interrupt, and of the vCPU around it. What is told
+ * of a signal for which the guest wants no interrupt: signals.bpf.h.
  */
 #ifndef TEIJI_INTERRUPTS_BPF_H
 #define TEIJI_INTERRUPTS_BPF_H
-
-/*
- * ns from the beginning of a signal to on_written(). It usually takes less than 1 us, in an emulated machine
- * about 10 us; more shows that something held the worker up. Without this limit, that the vCPU was in guest
- * mode meanwhile proves nothing: a busy guest nearly always is.
- */
-#define UNKNOWN_AFTER 50000
 
 /* The queue of a macvtap whose socket this is. A socket of another kind has no traced tap in the same place.
  */
@@ -51,41 +45,11 @@ static __always_inline bool is_vq(struct vhost_virtqueue *vq, int index)
 	return at == vq;
 }
 
-/* The clock of a vCPU; NULL if its thread is not known, or turned out to run another vCPU. */
-static __always_inline struct clock *vcpu_clock(const struct vcpu_key *vcpu)
-{
-	struct clock *c = clock_at(bpf_map_lookup_elem(&vcpus, vcpu));
-
-	return c && c->vm == vcpu->vm && c->vcpu == vcpu->vcpu ? c : NULL;
-}
-
-static __always_inline u16 vcpu_index(const struct clock *c)
-{
-	return c && c->index < NOT_KNOWN ? c->index : NOT_KNOWN;
-}
-
-/*
- * Asks for a record of the vCPU's next entry, even if no interrupt is injected with it. This comes before the
- * vCPU's state is read: an entry in between is seen by one or the other. Returns what withdraw() needs.
- */
-static __always_inline u64 announce(struct clock *vcpu, u64 now)
-{
-	return __sync_lock_test_and_set(&vcpu->announced, now);
-}
-
-/* The record is not needed for what was announced at `now`, but perhaps for what had been before. */
-static __always_inline void withdraw(struct clock *vcpu, u64 now, u64 before)
-{
-	__sync_val_compare_and_swap(&vcpu->announced, now, before);
-}
-
 SEC("fentry/vhost_add_used_and_signal_n")
 int BPF_PROG(on_signal, void *dev, struct vhost_virtqueue *vq)
 {
-	struct clock *c = clock_of(current_tid()), *vcpu = NULL;
-	struct vcpu_key *target;
+	struct clock *c = clock_of(current_tid());
 	struct tap_queue q;
-	u64 now;
 
 	if (!c)
 		return 0;
@@ -93,75 +57,17 @@ int BPF_PROG(on_signal, void *dev, struct vhost_virtqueue *vq)
 	if (c->actor != ACTOR_WORKER || !is_vq(vq, 0) || !queue_of(vq, &q))
 		return 0;
 	learn_vm(c, &q);
-	c->signal.queue = q;
-	c->signal.sent = 0;
-	c->signal.told = 0;
-	c->signal.vm = 0;
-	c->signal.written = 0;
-	c->signal.unknown = 0;
-	c->signal.target.vm = 0;
-	target = bpf_map_lookup_elem(&target_vcpus, &q);
-	if (target) {
-		c->signal.target = *target;
-		vcpu = vcpu_clock(target);
-	}
-	/* before the write: see on_written() */
-	now = bpf_ktime_get_ns();
-	/* a vCPU whose clock is not known has not entered its guest yet */
-	c->signal.clock[STATE_GUEST] = vcpu ? clock_guest_ns(vcpu, now) : 0;
-	c->signal.begun = now;
+	begin_signal(c, &q);
 	return 0;
 }
 
-static __always_inline bool is_halted(u8 state)
-{
-	return state == STATE_ASLEEP || state == STATE_POLL;
-}
-
-/*
- * The packets are in the ring. If the guest has disabled interrupts of the queue, it polls, or will poll when
- * it runs: so it has the packets now if its vCPU is in guest mode, else with the next entry. Whether it has
- * is known only when the signal ends; if the worker loses its CPU until then, the guest may have handled the
- * packets and halted. So the state of the vCPU is kept, and its next entry announced, right after the write.
- * (vhost_signal() would be the next function, but the compiler inlines it.)
- *
- * The worker may lose its CPU between the write and this probe, too. If the vCPU was in guest mode since the
- * signal began, and halted (a guest that polls does so only when it has handled what is in the ring), or it
- * took longer than UNKNOWN_AFTER to come here, the guest may have received the packets at any time since
- * then.
- */
 SEC("fexit/vhost_add_used_n")
 int BPF_PROG(on_written)
 {
-	struct clock *worker = clock_of(current_tid()), *c;
-	struct signal *s;
-	u64 now, in_guest;
-	s64 took = 0;
-	bool ran;
+	struct clock *worker = clock_of(current_tid());
 
-	if (!worker || !worker->signal.begun)
-		return 0;
-	s = &worker->signal;
-	in_guest = s->clock[STATE_GUEST];
-	c = s->target.vm ? vcpu_clock(&s->target) : NULL;
-	now = bpf_ktime_get_ns();
-	if (c) {
-		s->before = announce(c, now);
-		s->state = clock_peek(c, now, s->clock);
-		/* read anew: the worker may have lost its CPU just before the look at the vCPU */
-		took = bpf_ktime_get_ns() - s->begun;
-		ran = s->clock[STATE_GUEST] != in_guest;
-		/* in guest mode without having been there before: it entered after `now` */
-		s->unknown =
-		    took > UNKNOWN_AFTER ? ran || s->state == STATE_GUEST : ran && is_halted(s->state);
-		s->told = s->state != STATE_GUEST && !s->unknown;
-		if (!s->told)
-			withdraw(c, now, s->before);
-	} else {
-		s->state = STATE_UNKNOWN;
-	}
-	/* of a stalled worker it says how long that took */
-	s->written = s->unknown ? s->begun + took : now;
+	if (worker && worker->signal.begun)
+		packets_written(&worker->signal);
 	return 0;
 }
 
@@ -188,18 +94,6 @@ int BPF_PROG(on_irqfd, struct kvm_kernel_irq_routing_entry *entry, struct kvm *k
 	return 0;
 }
 
-static __always_inline struct rec_irq *start_irq(struct clock *worker, u64 now, u8 delivery)
-{
-	struct rec_irq *r = reserve(sizeof(*r));
-
-	if (!r)
-		return NULL;
-	fill_head(&r->head, now, REC_IRQ, delivery, worker->signal.queue.ifindex);
-	r->signalled = worker->signal.begun;
-	r->tid = current_tid();
-	return r;
-}
-
 /*
  * Whether KVM lets the hardware deliver a vCPU's interrupts. KVM may change this at any time, so it is read
  * at each interrupt; an entry only records the address. Not read directly: in Linux 6.12 only the BTF of the
@@ -210,17 +104,6 @@ static __always_inline bool delivered_by_hardware(const struct clock *vcpu)
 	struct kvm_lapic *apic = (void *)vcpu->apic;
 
 	return apic && BPF_CORE_READ(apic, apicv_active);
-}
-
-/* An interrupt is sent after all: the entry that takes it will be seen, or is announced anew. */
-static __always_inline void forget_announced(struct clock *worker)
-{
-	struct signal *s = &worker->signal;
-	struct clock *c = s->told ? vcpu_clock(&s->target) : NULL;
-
-	s->told = 0;
-	if (c)
-		withdraw(c, s->written, s->before);
 }
 
 SEC("tp_btf/kvm_apic_accept_irq")
@@ -292,37 +175,12 @@ SEC("fexit/vhost_add_used_and_signal_n")
 int BPF_PROG(on_signalled)
 {
 	struct clock *worker = clock_of(current_tid());
-	struct signal *s;
-	struct rec_irq *r;
-	bool known, unknown;
-	u64 at;
 
 	if (!worker)
 		return 0;
 	worker->holds = 0;
-	if (!worker->signal.begun)
-		return 0;
-	s = &worker->signal;
-	if (!s->sent) {
-		/* not written: the run of on_written was missed */
-		known = s->written && s->target.vm && !s->vm;
-		unknown = known && s->unknown;
-		at = unknown ? s->begun : s->written ? s->written : bpf_ktime_get_ns();
-		r = start_irq(worker, at, known && !unknown ? DELIVERY_SUPPRESSED : DELIVERY_UNKNOWN);
-		if (r) {
-			if (unknown) /* see model::event::Delivery::Unknown */
-				r->signalled = s->written;
-			r->vm = known ? s->target.vm : s->vm;
-			r->vcpu = known ? s->target.vcpu : 0;
-			r->index = known ? vcpu_index(vcpu_clock(&s->target)) : NOT_KNOWN;
-			r->vector = 0;
-			r->state = known ? s->state : STATE_UNKNOWN;
-			/* of no meaning if the state is not known */
-			__builtin_memcpy(r->clock, s->clock, sizeof(r->clock));
-			submit(r);
-		}
-	}
-	s->begun = 0;
+	if (worker->signal.begun)
+		end_signal(worker);
 	return 0;
 }
 

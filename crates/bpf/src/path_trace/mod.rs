@@ -55,11 +55,9 @@ const BATCH: usize = 4096;
 /// one request is not divided by what its guest reports, or that it is not known who woke a thread.
 const FOR_GUESTS: [&str; 3] = ["on_print_sent", "on_print_put", "on_sched_waking"];
 
-/// A program whose missed runs cost no more than the packets that they concern: without it, [`Delivery::Unknown`] is
-/// reported of them. It runs for every frame that a vhost worker handles, so a worker that is preempted within it may make
-/// many others miss a run.
-///
-/// [`Delivery::Unknown`]: teiji_model::event::Delivery::Unknown
+/// A program whose missed runs cost no more than the packets that they concern: the program at the signal's end does its work (see
+/// `signals.bpf.h`). It runs for every frame that a vhost worker handles, so a worker that is preempted within it may make many
+/// others miss a run.
 const MISSED_ALONE: &str = "on_written";
 
 /// Hooks without which no packet can be followed at all.

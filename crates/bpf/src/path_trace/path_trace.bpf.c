@@ -78,6 +78,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #include "starts.bpf.h"
 #include "threads.bpf.h"
 #include "serving.bpf.h"
+#include "signals.bpf.h"
 #include "interrupts.bpf.h"
 #include "drops.bpf.h"
 #include "prints.bpf.h"

@@ -17,20 +17,20 @@ const VCPU: u32 = 10;
 const OTHER_VCPU: u32 = 11;
 const WORKER: u32 = 12;
 /// A vCPU whose states are told.
-const TOLD: u32 = 13;
+pub(super) const TOLD: u32 = 13;
 /// A vhost worker of its VM.
-const TOLD_WORKER: u32 = 14;
+pub(super) const TOLD_WORKER: u32 = 14;
 /// Threads that nobody traces.
-const HOG: u32 = 1000;
+pub(super) const HOG: u32 = 1000;
 const TICK: u32 = 1001;
 const NEIGHBOUR: u32 = 1002;
 
-const US: u64 = 1_000;
-const MS: u64 = 1_000_000;
+pub(super) const US: u64 = 1_000;
+pub(super) const MS: u64 = 1_000_000;
 
 /// As in check.bpf.c.
 #[derive(Clone, Copy)]
-enum Happening {
+pub(super) enum Happening {
     Preempted,
     WentToSleep,
     Woken,
@@ -43,11 +43,14 @@ enum Happening {
     Takes,
     Blocked,
     Slept,
+    Signals,
+    Written,
+    Signalled,
 }
 
-struct Host {
-    object: Object,
-    now: u64,
+pub(super) struct Host {
+    pub(super) object: Object,
+    pub(super) now: u64,
 }
 
 impl Host {
@@ -59,7 +62,7 @@ impl Host {
         Host { object, now: MS }
     }
 
-    fn happens(&self, what: Happening, cpu: u32, thread: u32, next: u32) -> u32 {
+    pub(super) fn happens(&self, what: Happening, cpu: u32, thread: u32, next: u32) -> u32 {
         let words = [what as u32, cpu, thread, next].map(u32::to_ne_bytes);
         let event = [&self.now.to_ne_bytes()[..], words.as_flattened()].concat();
         let program = self.object.progs_mut().find(|p| p.name() == "happen").unwrap();
@@ -68,15 +71,15 @@ impl Host {
     }
 
     /// `out` is runnable, and `next` gets its CPU.
-    fn preempts(&self, cpu: u32, out: u32, next: u32) {
+    pub(super) fn preempts(&self, cpu: u32, out: u32, next: u32) {
         self.happens(Happening::Preempted, cpu, out, next);
     }
 
-    fn sleeps(&self, cpu: u32, out: u32, next: u32) {
+    pub(super) fn sleeps(&self, cpu: u32, out: u32, next: u32) {
         self.happens(Happening::WentToSleep, cpu, out, next);
     }
 
-    fn wakes(&self, cpu: u32, thread: u32) {
+    pub(super) fn wakes(&self, cpu: u32, thread: u32) {
         self.happens(Happening::Woken, cpu, thread, 0);
     }
 
@@ -85,7 +88,7 @@ impl Host {
         self.happens(Happening::Waking, 0, thread, context.0);
     }
 
-    fn passes(&mut self, ns: u64) {
+    pub(super) fn passes(&mut self, ns: u64) {
         self.now += ns;
     }
 
@@ -101,7 +104,7 @@ impl Host {
 }
 
 /// All records in the buffer.
-fn records(object: &Object) -> Vec<(u64, EventKind)> {
+pub(super) fn records(object: &Object) -> Vec<(u64, EventKind)> {
     let all = Rc::new(RefCell::new(Vec::new()));
     let sink = Rc::clone(&all);
     let mut ring = RingBufferBuilder::new();
@@ -142,7 +145,7 @@ fn this_thread() -> u32 {
 }
 
 /// A host on which vCPU 3 is one of a guest that reports events itself, and [`VCPU`] is not.
-fn telling() -> Host {
+pub(super) fn telling() -> Host {
     let host = Host::new();
     clock(&host.object, "meet_vcpu", TOLD, 3);
     let name = host.object.maps().map(|m| m.name().to_string_lossy().into_owned());

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * A vhost worker's signal to a guest, from its beginning to its record: when the guest received the packets,
+ * if it wants no interrupt for them. What is called when: interrupts.bpf.h.
+ */
+#ifndef TEIJI_SIGNALS_BPF_H
+#define TEIJI_SIGNALS_BPF_H
+
+/*
+ * ns from the beginning of a signal to on_written(). It usually takes less than 1 us, in an emulated machine
+ * about 10 us; more shows that something held the worker up. Without this limit, that the vCPU was in guest
+ * mode meanwhile proves nothing: a busy guest nearly always is.
+ */
+#define UNKNOWN_AFTER 50000
+
+/* The clock of a vCPU; NULL if its thread is not known, or turned out to run another vCPU. */
+static __always_inline struct clock *vcpu_clock(const struct vcpu_key *vcpu)
+{
+	struct clock *c = clock_at(bpf_map_lookup_elem(&vcpus, vcpu));
+
+	return c && c->vm == vcpu->vm && c->vcpu == vcpu->vcpu ? c : NULL;
+}
+
+static __always_inline u16 vcpu_index(const struct clock *c)
+{
+	return c && c->index < NOT_KNOWN ? c->index : NOT_KNOWN;
+}
+
+/*
+ * Asks for a record of the vCPU's next entry, even if no interrupt is injected with it. This comes before the
+ * vCPU's state is read: an entry in between is seen by one or the other. Returns what withdraw() needs.
+ */
+static __always_inline u64 announce(struct clock *vcpu, u64 now)
+{
+	return __sync_lock_test_and_set(&vcpu->announced, now);
+}
+
+/* The record is not needed for what was announced at `now`, but perhaps for what had been before. */
+static __always_inline void withdraw(struct clock *vcpu, u64 now, u64 before)
+{
+	__sync_val_compare_and_swap(&vcpu->announced, now, before);
+}
+
+static __always_inline bool is_halted(u8 state)
+{
+	return state == STATE_ASLEEP || state == STATE_POLL;
+}
+
+/* The worker is about to write packets to the guest's ring. */
+static __always_inline void begin_signal(struct clock *worker, const struct tap_queue *q)
+{
+	struct signal *s = &worker->signal;
+	struct vcpu_key *target = bpf_map_lookup_elem(&target_vcpus, q);
+	struct clock *vcpu = NULL;
+	u64 now;
+
+	s->queue = *q;
+	s->sent = 0;
+	s->told = 0;
+	s->vm = 0;
+	s->written = 0;
+	s->unknown = 0;
+	s->target.vm = 0;
+	if (target) {
+		s->target = *target;
+		vcpu = vcpu_clock(target);
+	}
+	/* before the write: see packets_written() */
+	now = bpf_ktime_get_ns();
+	/* a vCPU whose clock is not known has not entered its guest yet */
+	s->clock[STATE_GUEST] = vcpu ? clock_guest_ns(vcpu, now) : 0;
+	s->begun = now;
+}
+
+/*
+ * The packets are in the ring. If the guest has disabled interrupts of the queue, it polls, or will poll when
+ * it runs: so it has the packets now if its vCPU is in guest mode, else with the next entry. Whether it has
+ * is known only when the signal ends; if the worker loses its CPU until then, the guest may have handled the
+ * packets and halted. So the state of the vCPU is kept, and its next entry announced, right after the write.
+ * (vhost_signal() would be the next function, but the compiler inlines it.)
+ *
+ * The worker may lose its CPU between the write and this probe, too. If the vCPU was in guest mode since the
+ * signal began, and halted (a guest that polls does so only when it has handled what is in the ring), or it
+ * took longer than UNKNOWN_AFTER to come here, the guest may have received the packets at any time since
+ * then.
+ */
+static __always_inline void packets_written(struct signal *s)
+{
+	struct clock *c = s->target.vm ? vcpu_clock(&s->target) : NULL;
+	u64 now = bpf_ktime_get_ns(), in_guest = s->clock[STATE_GUEST];
+	s64 took = 0;
+	bool ran;
+
+	if (c) {
+		s->before = announce(c, now);
+		s->state = clock_peek(c, now, s->clock);
+		/* read anew: the worker may have lost its CPU just before the look at the vCPU */
+		took = bpf_ktime_get_ns() - s->begun;
+		ran = s->clock[STATE_GUEST] != in_guest;
+		/* in guest mode without having been there before: it entered after `now` */
+		s->unknown =
+		    took > UNKNOWN_AFTER ? ran || s->state == STATE_GUEST : ran && is_halted(s->state);
+		s->told = s->state != STATE_GUEST && !s->unknown;
+		if (!s->told)
+			withdraw(c, now, s->before);
+	} else {
+		s->state = STATE_UNKNOWN;
+	}
+	/* of a stalled worker it says how long that took */
+	s->written = s->unknown ? s->begun + took : now;
+}
+
+static __always_inline struct rec_irq *start_irq(struct clock *worker, u64 now, u8 delivery)
+{
+	struct rec_irq *r = reserve(sizeof(*r));
+
+	if (!r)
+		return NULL;
+	fill_head(&r->head, now, REC_IRQ, delivery, worker->signal.queue.ifindex);
+	r->signalled = worker->signal.begun;
+	r->tid = current_tid();
+	return r;
+}
+
+/* An interrupt is sent after all: the entry that takes it will be seen, or is announced anew. */
+static __always_inline void forget_announced(struct clock *worker)
+{
+	struct signal *s = &worker->signal;
+	struct clock *c = s->told ? vcpu_clock(&s->target) : NULL;
+
+	s->told = 0;
+	if (c)
+		withdraw(c, s->written, s->before);
+}
+
+/* The signal has ended: tells what it was, unless an interrupt did. */
+static __always_inline void end_signal(struct clock *worker)
+{
+	struct signal *s = &worker->signal;
+	struct rec_irq *r;
+	bool known, unknown;
+	u64 at;
+
+	if (!s->sent) {
+		/*
+		 * The kernel skipped on_written(), as it does if another worker was preempted within it on
+		 * this CPU. The packets were written since the signal began, so this is like a worker that
+		 * was held up for so long before on_written().
+		 */
+		if (!s->written && !s->vm)
+			packets_written(s);
+		known = s->written && s->target.vm && !s->vm;
+		unknown = known && s->unknown;
+		at = unknown ? s->begun : s->written ? s->written : bpf_ktime_get_ns();
+		r = start_irq(worker, at, known && !unknown ? DELIVERY_SUPPRESSED : DELIVERY_UNKNOWN);
+		if (r) {
+			if (unknown) /* see model::event::Delivery::Unknown */
+				r->signalled = s->written;
+			r->vm = known ? s->target.vm : s->vm;
+			r->vcpu = known ? s->target.vcpu : 0;
+			r->index = known ? vcpu_index(vcpu_clock(&s->target)) : NOT_KNOWN;
+			r->vector = 0;
+			r->state = known ? s->state : STATE_UNKNOWN;
+			/* of no meaning if the state is not known */
+			__builtin_memcpy(r->clock, s->clock, sizeof(r->clock));
+			submit(r);
+		}
+	}
+	s->begun = 0;
+}
+
+#endif
