@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Probes from vhost's signal to the guest entry that takes the interrupt, and of the vCPU around it. What is told
- * of a signal for which the guest wants no interrupt: signals.bpf.h.
+ * Probes from vhost's signal to the guest entry that takes the interrupt, and of the vCPU around it. What is
+ * told of a signal for which the guest wants no interrupt: signals.bpf.h.
  */
 #ifndef TEIJI_INTERRUPTS_BPF_H
 #define TEIJI_INTERRUPTS_BPF_H

@@ -97,7 +97,7 @@ struct signal {
 	/* what the vCPU did that took the queue's last interrupt, when the packets were in the ring */
 	u8 state;   /* enum thread_state */
 	u8 told;    /* its next entry is announced to it */
-	u8 unknown; /* when the guest received the packets, if it wants no interrupt: see on_written() */
+	u8 unknown; /* when the guest received the packets, if it wants no interrupt: see packets_written() */
 	struct vcpu_key target; /* vm 0: not known */
 	u64 written;		/* when the packets were in the ring; 0: not yet */
 	u64 before;		/* what was announced to it before */

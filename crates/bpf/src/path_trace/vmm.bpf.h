@@ -55,8 +55,8 @@ static __always_inline void give_up_taken(struct clock *c, u64 now, u32 vm)
 
 /*
  * The thread looks for the next packet, and has not signalled the last one. A VMM that signals each packet
- * has written it to the ring before, and found that the guest wants no interrupt: see on_written(). If the
- * thread has lost its CPU meanwhile, the guest may have handled the packet and halted. A VMM that signals
+ * has written it to the ring before, and found that the guest wants no interrupt: see packets_written(). If
+ * the thread has lost its CPU meanwhile, the guest may have handled the packet and halted. A VMM that signals
  * after the last packet may signal still.
  */
 static __always_inline void not_signalled(struct clock *c, u64 now)
