@@ -49,7 +49,7 @@ const fn function(module: Option<&'static str>, name: &'static str, subject: Sub
 pub const PASSED: usize = 9;
 
 /// The points that are compared: those of taps that vhost serves.
-pub const ALL: [Point; 23] = [
+pub const ALL: [Point; 22] = [
     tracepoint("net", "netif_receive_skb", Subject::Packet(0, true)),
     tracepoint("net", "net_dev_start_xmit", Subject::Packet(0, false)),
     tracepoint("kvm", "kvm_entry", Subject::Current),
@@ -64,7 +64,6 @@ pub const ALL: [Point; 23] = [
     tracepoint("sched", "sched_migrate_task", Subject::Thread),
     tracepoint("sched", "sched_process_exit", Subject::Thread),
     tracepoint("kvm", "kvm_apic_accept_irq", Subject::Current),
-    tracepoint("kvm", "kvm_inj_virq", Subject::Current),
     function(Some("tun"), "tun_recvmsg", Subject::Current),
     function(Some("tun"), "tun_sendmsg", Subject::Current),
     function(Some("vhost_net"), "handle_rx", Subject::Current),

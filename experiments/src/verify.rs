@@ -24,7 +24,7 @@ pub fn accepts_every_program(host: &LabHost, kernel: Kernel, least: [u32; 2]) ->
     eprintln!("instructions that the verifier of {version} processed: {printed}");
     // A distribution's kernel has its variables in its table of symbols.
     ensure!(all["preempt_count"] == true, "{printed}");
-    let mut expected = vec![("path_trace", 39)];
+    let mut expected = vec![("path_trace", 38)];
     if has_bpf_qdiscs {
         expected.push(("qdisc_edf", 5));
     } else {

@@ -28,7 +28,6 @@ const HOOKS: &[(&str, &str, bool)] = &[
     ),
     ("kvm_arch_set_irq_inatomic", "an interrupt's VM is not known", true),
     ("kvm_apic_accept_irq", "an interrupt's vCPU is not known", true),
-    ("kvm_inj_virq", "the entry with an interrupt is not seen", true),
     ("kvm_entry", "guest entries are not seen", true),
     ("kvm_exit", "guest time and exits cannot be told apart", true),
     ("kvm_arch_no_poll", "polling and sleeping of a halted vCPU cannot be told apart", false),

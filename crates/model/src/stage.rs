@@ -27,7 +27,7 @@ pub enum Stage {
     VhostRx,
     /// Signalled → interrupt accepted for a vCPU (`kvm_apic_accept_irq`).
     Irq,
-    /// Accepted → that vCPU enters guest mode with it (`kvm_inj_virq`, `kvm_entry`). Also, each time that the vCPU
+    /// Accepted → that vCPU enters guest mode with it (`kvm_entry`). Also, each time that the vCPU
     /// loses its CPU to another thread before the kick, the wait until it is back on a CPU.
     VcpuWake,
     /// Guest entry → the guest kicks its transmit queue, without the waits for a CPU, which belong to `vcpu_wake`.

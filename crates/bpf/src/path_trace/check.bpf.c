@@ -236,7 +236,7 @@ int happen(struct __sk_buff *skb)
 		return 0;
 	}
 	if (e.happening == WRITTEN) {
-		packets_written(&c->signal);
+		packets_written(&c->signal, false);
 		return 0;
 	}
 	if (e.happening == SIGNALLED) {

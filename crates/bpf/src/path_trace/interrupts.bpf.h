@@ -67,7 +67,7 @@ int BPF_PROG(on_written)
 	struct clock *worker = clock_of(current_tid());
 
 	if (worker && worker->signal.begun)
-		packets_written(&worker->signal);
+		packets_written(&worker->signal, false);
 	return 0;
 }
 
@@ -184,27 +184,20 @@ int BPF_PROG(on_signalled)
 	return 0;
 }
 
-SEC("tp_btf/kvm_inj_virq")
-int BPF_PROG(on_inject, u32 vector)
+/*
+ * Until when the packets had come whose interrupt this entry injects; 0: it injects none, or none of a
+ * worker. KVM injects right before the entry. (Not at the tracepoint kvm_inj_virq: there the vCPU thread can
+ * be preempted, and another vCPU's run on that CPU would be skipped.)
+ */
+static __always_inline u64 injects_upto(const struct kvm_vcpu *vcpu, u32 vm)
 {
-	struct clock *c = clock_of(current_tid());
-	struct vector_key key = {};
-	u64 *at, upto;
+	struct vector_key key = {.vm = vm, .vcpu = vcpu->vcpu_id, .vector = vcpu->arch.interrupt.nr};
+	u64 *at;
 
-	if (!c || c->actor != ACTOR_VCPU)
+	if (!vcpu->arch.interrupt.injected)
 		return 0;
-	key.vm = c->vm;
-	key.vcpu = c->vcpu;
-	key.vector = vector;
 	at = bpf_map_lookup_elem(&accepted, &key);
-	if (!at)
-		return 0;
-	upto = __sync_lock_test_and_set(at, 0);
-	if (upto) {
-		c->injected_upto = upto;
-		c->injected_vector = vector;
-	}
-	return 0;
+	return at ? __sync_lock_test_and_set(at, 0) : 0;
 }
 
 static __always_inline void emit_entry(struct clock *c, u64 now, u64 upto, u8 vector, const u64 *spent)
@@ -235,7 +228,6 @@ static __always_inline void learn_vcpu(struct clock *c, u32 vm, u32 vcpu)
 		/* not seen to end, the thread id belonged to another thread before */
 		c->actor = ACTOR_VCPU;
 		c->index = vcpu;
-		c->injected_upto = 0;
 		c->announced = 0;
 		c->signal.begun = 0;
 		c->holds = 0;
@@ -281,10 +273,10 @@ static __noinline int entered(struct kvm_vcpu *vcpu, u64 id)
 		learn_vcpu(c, vm, vcpu->vcpu_id);
 	c->apic = (u64)vcpu->arch.apic;
 	clock_enters(c, tid, vm, now);
-	if (c->injected_upto) {
+	upto = injects_upto(vcpu, vm);
+	if (upto) {
 		clock_read(c, now, spent);
-		emit_entry(c, now, c->injected_upto, c->injected_vector, spent);
-		c->injected_upto = 0;
+		emit_entry(c, now, upto, vcpu->arch.interrupt.nr, spent);
 	}
 	if (c->announced && __sync_lock_test_and_set(&c->announced, 0)) {
 		/*

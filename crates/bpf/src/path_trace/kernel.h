@@ -183,8 +183,14 @@ struct kvm_lapic {
 	bool apicv_active;
 };
 
+struct kvm_queued_interrupt {
+	bool injected;
+	u8 nr;
+};
+
 struct kvm_vcpu_arch {
 	struct kvm_lapic *apic;
+	struct kvm_queued_interrupt interrupt;
 };
 
 struct kvm_vcpu {

@@ -132,9 +132,6 @@ struct clock {
 	u32 vm;	    /* the VMM's process id; of a worker 0 until it signals or sends a frame */
 	/* vCPU: KVM's number of it, VCPU_UNKNOWN until it is told or its first kvm_entry tells it */
 	u32 vcpu;
-	/* vCPU: an interrupt injected for the coming entry, by the vCPU thread alone */
-	u64 injected_upto;
-	u32 injected_vector;
 	u32 index; /* vCPU: in the VM, as the VMM counts */
 	struct clock_ref own;
 	/* worker: the queue that it hands frames over for, while it does; ifindex 0: none */

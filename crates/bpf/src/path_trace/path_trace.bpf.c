@@ -15,7 +15,7 @@
  *   vhost_add_used_n                in the guest's ring           |
  *   kvm_arch_set_irq_inatomic       which VM is signalled         > IRQ
  *   kvm_apic_accept_irq             which vCPU accepted it       /
- *   kvm_inj_virq, kvm_entry         the vCPU enters with it         ENTRY
+ *   kvm_entry                       the vCPU enters with it         ENTRY
  *   vhost_poll_wakeup               the guest kicks                 KICK
  *   tun_sendmsg                     vhost takes the guest's frame off its ring; which queue, which worker
  *   netif_receive_skb (on a tap)    handed to the host stack        TAP_SEND

@@ -7,9 +7,9 @@
 #define TEIJI_SIGNALS_BPF_H
 
 /*
- * ns from the beginning of a signal to on_written(). It usually takes less than 1 us, in an emulated machine
- * about 10 us; more shows that something held the worker up. Without this limit, that the vCPU was in guest
- * mode meanwhile proves nothing: a busy guest nearly always is.
+ * ns from the beginning of a signal to packets_written(). It usually takes less than 1 us, in an emulated
+ * machine about 10 us; more shows that something held the worker up. Without this limit, that the vCPU was in
+ * guest mode meanwhile proves nothing: a busy guest nearly always is.
  */
 #define UNKNOWN_AFTER 50000
 
@@ -82,9 +82,10 @@ static __always_inline void begin_signal(struct clock *worker, const struct tap_
  * The worker may lose its CPU between the write and this probe, too. If the vCPU was in guest mode since the
  * signal began, and halted (a guest that polls does so only when it has handled what is in the ring), or it
  * took longer than UNKNOWN_AFTER to come here, the guest may have received the packets at any time since
- * then.
+ * then. late: the write is longer ago than the way from it to here. Then an exit or a wait for a CPU, too,
+ * may have come after the guest handled the packets.
  */
-static __always_inline void packets_written(struct signal *s)
+static __always_inline void packets_written(struct signal *s, bool late)
 {
 	struct clock *c = s->target.vm ? vcpu_clock(&s->target) : NULL;
 	u64 now = bpf_ktime_get_ns(), in_guest = s->clock[STATE_GUEST];
@@ -98,8 +99,10 @@ static __always_inline void packets_written(struct signal *s)
 		took = bpf_ktime_get_ns() - s->begun;
 		ran = s->clock[STATE_GUEST] != in_guest;
 		/* in guest mode without having been there before: it entered after `now` */
-		s->unknown =
-		    took > UNKNOWN_AFTER ? ran || s->state == STATE_GUEST : ran && is_halted(s->state);
+		if (took > UNKNOWN_AFTER)
+			s->unknown = ran || s->state == STATE_GUEST;
+		else
+			s->unknown = ran && (late ? s->state != STATE_GUEST : is_halted(s->state));
 		s->told = s->state != STATE_GUEST && !s->unknown;
 		if (!s->told)
 			withdraw(c, now, s->before);
@@ -148,7 +151,7 @@ static __always_inline void end_signal(struct clock *worker)
 		 * was held up for so long before on_written().
 		 */
 		if (!s->written && !s->vm)
-			packets_written(s);
+			packets_written(s, true);
 		known = s->written && s->target.vm && !s->vm;
 		unknown = known && s->unknown;
 		at = unknown ? s->begun : s->written ? s->written : bpf_ktime_get_ns();

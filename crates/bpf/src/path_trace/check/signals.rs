@@ -41,38 +41,87 @@ fn ends(host: &Host) -> (u64, Interrupt) {
     told
 }
 
-/// The vCPU does not run until the signal ends: the guest receives the packets with its next entry, whenever they were written.
+/// What a vCPU does while its worker signals, µs after the beginning, and what it does at the end.
+struct Case {
+    /// It sleeps when the signal begins; otherwise it is in guest mode.
+    asleep: bool,
+    /// Then, in this order.
+    does: &'static [(Happening, u64)],
+    /// When the signal ends.
+    ends: u64,
+    state: ThreadState,
+    /// When the guest received the packets is known if the probe after the write ran at the end; and if it was skipped.
+    known: [bool; 2],
+}
+
+const fn case(
+    asleep: bool,
+    does: &'static [(Happening, u64)],
+    ends: u64,
+    state: ThreadState,
+    known: [bool; 2],
+) -> Case {
+    Case { asleep, does, ends, state, known }
+}
+
+use Happening::{Enters, Exits, Preempted, WentToSleep};
+use ThreadState::{Asleep, Guest, Ready, Run};
+
+const CASES: [Case; 9] = [
+    // It does not run: it receives the packets with its next entry, whenever they were written.
+    case(true, &[], 10, Asleep, [true, true]),
+    case(true, &[], 180, Asleep, [true, true]),
+    // It ran for long enough to have received them, or not.
+    case(false, &[], 10, Guest, [true, true]),
+    case(false, &[], 180, Guest, [false, false]),
+    case(true, &[(Enters, 10)], 180, Guest, [false, false]),
+    // It ran, and halted: it has handled them if they were there.
+    case(false, &[(WentToSleep, 5)], 10, Asleep, [false, false]),
+    // It may have handled them before its exit, or before it lost its CPU, but hardly right after the write.
+    case(false, &[(Exits, 5)], 10, Run, [true, false]),
+    case(false, &[(Preempted, 5)], 10, Ready, [true, false]),
+    case(false, &[(Exits, 5)], 180, Run, [false, false]),
+];
+
+/// The kernel skips the probe after the write while another worker is preempted within it on the same CPU.
 #[test]
-fn a_guest_that_does_not_run_receives_the_packets_later() {
-    for seen in [true, false] {
-        let mut host = host();
-        host.sleeps(0, TOLD, HOG);
-        let began = begins(&mut host);
-        host.passes(10 * US);
-        if seen {
-            host.happens(Happening::Written, 0, TOLD_WORKER, 0);
+fn when_the_guest_received_packets_is_told_as_far_as_it_is_known() {
+    for (n, case) in CASES.iter().enumerate() {
+        for (seen, known) in [true, false].into_iter().zip(case.known) {
+            let mut host = host();
+            if case.asleep {
+                host.sleeps(0, TOLD, HOG);
+            }
+            let began = begins(&mut host);
+            for (what, at) in case.does {
+                host.now = began + at * US;
+                host.happens(*what, 0, TOLD, HOG);
+            }
+            host.now = began + case.ends * US;
+            if seen {
+                host.happens(Happening::Written, 0, TOLD_WORKER, 0);
+            }
+            let (at, told) = ends(&host);
+            let delivery = if known { Delivery::Suppressed } else { Delivery::Unknown };
+            assert_eq!((told.delivery, told.state), (delivery, Some(case.state)), "case {n}, {seen}");
+            let times = if known { (host.now, began) } else { (began, host.now) };
+            assert_eq!((at, told.signalled), times, "case {n}, {seen}");
         }
-        let written = host.now;
-        host.passes(180 * US);
-        let (at, told) = ends(&host);
-        assert_eq!((told.delivery, told.state), (Delivery::Suppressed, Some(ThreadState::Asleep)), "{seen}");
-        assert_eq!((told.signalled, at), (began, if seen { written } else { host.now }), "{seen}");
     }
 }
 
-/// It ran meanwhile, so it may have received them at any time.
+/// It is the state after the write that counts: what the vCPU does later, it does with the packets.
 #[test]
-fn a_guest_that_ran_meanwhile_received_the_packets_at_an_unknown_time() {
-    for seen in [true, false] {
-        let mut host = host();
-        let began = begins(&mut host);
-        host.passes(180 * US);
-        host.sleeps(0, TOLD, HOG);
-        if seen {
-            host.happens(Happening::Written, 0, TOLD_WORKER, 0);
-        }
-        let (at, told) = ends(&host);
-        assert_eq!((told.delivery, told.state), (Delivery::Unknown, Some(ThreadState::Asleep)), "{seen}");
-        assert_eq!((at, told.signalled), (began, host.now), "{seen}");
-    }
+fn what_happens_after_the_write_changes_nothing() {
+    let mut host = host();
+    host.sleeps(0, TOLD, HOG);
+    begins(&mut host);
+    host.passes(10 * US);
+    host.happens(Happening::Written, 0, TOLD_WORKER, 0);
+    let written = host.now;
+    host.passes(5 * US);
+    enters(&host);
+    host.passes(180 * US);
+    let (at, told) = ends(&host);
+    assert_eq!((told.delivery, told.state, at), (Delivery::Suppressed, Some(Asleep), written));
 }
