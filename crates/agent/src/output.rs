@@ -30,7 +30,7 @@ use std::ffi::{CStr, CString, OsStr};
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -90,7 +90,7 @@ impl Output {
     /// replace.
     pub fn create(path: &Path, rights: Rights) -> io::Result<Output> {
         let (folder, name) = folder_of(path)?;
-        match what_is(&folder, &name, path)? {
+        match what_is(&folder, &name)? {
             Target::Nothing | Target::Replaceable => {}
             Target::Folder => return Err(ErrorKind::IsADirectory.into()),
             Target::Special(_) => {
@@ -114,7 +114,7 @@ impl Output {
     /// it may be a trap.
     pub fn create_or_open(path: &Path, rights: Rights) -> io::Result<Output> {
         let (folder, name) = folder_of(path)?;
-        let Target::Special(flags) = what_is(&folder, &name, path)? else {
+        let Target::Special(flags) = what_is(&folder, &name)? else {
             return Output::create(path, rights);
         };
         let flags = flags | OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_CLOEXEC | OFlag::O_NOCTTY;
@@ -180,7 +180,7 @@ enum Target {
     Special(OFlag),
 }
 
-fn what_is(folder: &impl AsFd, name: &CStr, path: &Path) -> io::Result<Target> {
+fn what_is(folder: &impl AsFd, name: &CStr) -> io::Result<Target> {
     let found = match fstatat(folder, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
         Ok(found) => found,
         Err(Errno::ENOENT) => return Ok(Target::Nothing),
@@ -191,7 +191,7 @@ fn what_is(folder: &impl AsFd, name: &CStr, path: &Path) -> io::Result<Target> {
     match kind(found.st_mode) {
         SFlag::S_IFDIR => Ok(Target::Folder),
         SFlag::S_IFREG => Ok(Target::Replaceable),
-        SFlag::S_IFLNK if of_the_system(path) => Ok(Target::Special(OFlag::empty())),
+        SFlag::S_IFLNK if names_open_files(folder) => Ok(Target::Special(OFlag::empty())),
         SFlag::S_IFLNK => Ok(Target::Replaceable),
         _ if found.st_uid == geteuid().as_raw() || only_ours(folder)? => {
             Ok(Target::Special(OFlag::O_NOFOLLOW))
@@ -200,10 +200,11 @@ fn what_is(folder: &impl AsFd, name: &CStr, path: &Path) -> io::Result<Target> {
     }
 }
 
-/// Whether a symbolic link is one such as `/dev/stdout` or `/proc/self/fd/1`.
-fn of_the_system(link: &Path) -> bool {
-    let folder = link.parent().and_then(|folder| folder.canonicalize().ok());
-    folder.is_some_and(|folder| teiji_host::kernel::names_open_files(&folder))
+/// Whether a symbolic link in this folder is one such as `/dev/stdout` or `/proc/self/fd/1`. The folder itself is asked for its
+/// path: whoever owns a folder on the way to it may have put another one there since it was opened.
+fn names_open_files(folder: &impl AsFd) -> bool {
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", folder.as_fd().as_raw_fd()));
+    path.is_ok_and(|folder| teiji_host::kernel::names_open_files(&folder))
 }
 
 /// A new file in the folder in which `name` will be.
@@ -237,4 +238,25 @@ fn kind(mode: nix::libc::mode_t) -> SFlag {
 
 fn c_string(name: &OsStr) -> io::Result<CString> {
     CString::new(name.as_bytes()).map_err(|_| ErrorKind::InvalidInput.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    /// Its owner makes the path lead to a folder of the kernel's after teiji has opened the folder.
+    #[test]
+    fn a_link_is_judged_by_the_folder_that_was_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x");
+        std::fs::create_dir(&path).unwrap();
+        symlink("/etc/passwd", path.join("1")).unwrap();
+        let (folder, name) = folder_of(&path.join("1")).unwrap();
+        std::fs::rename(&path, dir.path().join("y")).unwrap();
+        symlink("/proc/self/fd", &path).unwrap();
+        assert!(matches!(what_is(&folder, &name).unwrap(), Target::Replaceable));
+        let (folder, name) = folder_of(&path.join("1")).unwrap();
+        assert!(matches!(what_is(&folder, &name).unwrap(), Target::Special(_)));
+    }
 }

@@ -40,7 +40,8 @@ impl SavedTrees {
         let new = self.path.with_extension("new");
         let written = || {
             let mut options = OpenOptions::new();
-            let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+            let options = options.write(true).create(true).truncate(true).mode(0o600);
+            let mut file = options.custom_flags(nix::libc::O_NOFOLLOW).open(&new)?;
             file.write_all(&text)?;
             file.sync_all()?;
             std::fs::rename(&new, &self.path)?;
