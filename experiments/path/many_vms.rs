@@ -1,13 +1,12 @@
 //! c. Several VMs traced at the same time, at rates that increase until the lab cannot keep up.
 
-use super::{Extent, out_of_order, stalled, unseen};
+use super::{Extent, may_be_incomplete, unseen};
 use crate::load;
 use crate::tracing::{Lab, Trace};
 use anyhow::Result;
 use serde::Serialize;
 use std::time::Duration;
 use teiji_lab::{Child, Guest};
-use teiji_model::report::Reason;
 
 /// Minimum share of the requests that must be answered, and of the requested rate that must be sent.
 const SUSTAINED_SHARE: f64 = 0.95;
@@ -21,9 +20,9 @@ pub struct Level {
     pub sent: f64,
     /// Share of these requests that were answered.
     pub answered: f64,
-    /// Requests sent, and answered.
+    /// Requests sent, answered in time, and answered later; see [`load::in_time`].
     #[serde(skip)]
-    pub called: [u64; 2],
+    pub called: [u64; 3],
 }
 
 /// Results.
@@ -42,11 +41,12 @@ pub struct ManyVms {
     pub events: u64,
     /// Events that did not fit in the buffer, over all rates.
     pub lost: u64,
-    /// Events that are [`unseen`]; the requests that are incomplete because events are missing, and because their worker was
-    /// [`stalled`] or their points [`out_of_order`].
-    pub missed: [u64; 3],
-    /// Requests by the load generator: sent, and answered.
-    pub called: [u64; 2],
+    /// Events that are [`unseen`].
+    pub unseen: u64,
+    /// Requests that [`may_be_incomplete`].
+    pub excused: u64,
+    /// Requests by the load generator: sent, answered in time, and answered later.
+    pub called: [u64; 3],
     /// Requests by teiji: seen, and complete.
     pub requests: [u64; 2],
     /// teiji's peak memory, kB.
@@ -88,18 +88,14 @@ pub fn run(lab: &Lab, guests: &[&Guest<'_>], extent: &Extent) -> Result<ManyVms>
     let report = &traced.report;
     Ok(ManyVms {
         vms: report.vms.len(),
-        called: [0, 1].map(|i| levels.iter().map(|l| l.called[i]).sum()),
+        called: [0, 1, 2].map(|i| levels.iter().map(|l| l.called[i]).sum()),
         levels,
         sustained,
         limit,
         events: report.counters.events,
         lost: report.counters.lost.iter().sum(),
-        missed: [
-            unseen(&traced)?,
-            report.vms.iter().map(|vm| vm.left_out_for(Reason::EventsLost)).sum(),
-            stalled::stalled(report, traced.recording.as_deref())?
-                + out_of_order::out_of_order(report, traced.recording.as_deref())?,
-        ],
+        unseen: unseen(&traced)?,
+        excused: may_be_incomplete(&traced)?,
         requests: [
             report.vms.iter().map(|v| v.requests.seen).sum(),
             report.vms.iter().map(|v| v.requests.complete).sum(),
@@ -114,17 +110,18 @@ fn level(lab: &Lab, guests: &[&Guest<'_>], rate: f64, seconds: u64) -> Result<Le
         .iter()
         .map(|g| lab.host.spawn(&load::echo_command(g, rate, count)))
         .collect::<Result<_, _>>()?;
-    let (mut sent, mut per_second, mut received) = (0, 0.0, 0);
+    let (mut sent, mut per_second, mut received, mut late) = (0, 0.0, 0, 0);
     for caller in callers {
         let f = load::figures(&caller.wait()?.ok()?)?;
         sent += f.sent;
         received += f.received;
+        late += f.late;
         per_second += f.sent as f64 / f.seconds.max(1e-9);
     }
     Ok(Level {
         asked: rate * guests.len() as f64,
         sent: per_second,
         answered: received as f64 / sent.max(1) as f64,
-        called: [sent, received],
+        called: [sent, received, late],
     })
 }

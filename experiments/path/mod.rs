@@ -14,6 +14,7 @@ pub mod table;
 
 use crate::tracing::Traced;
 use anyhow::{Context, Result, ensure};
+use std::ops::RangeInclusive;
 use teiji_model::report::{Report, VmReport};
 
 /// How much of the experiment is run.
@@ -115,14 +116,31 @@ pub fn excused(traced: &Traced) -> Result<u64> {
     Ok(excused)
 }
 
+/// A count made elsewhere, as it should be in teiji's report: from the first of these to the second.
+#[derive(Clone, Copy, Debug)]
+pub struct Counted(u64, u64);
+
+impl From<u64> for Counted {
+    fn from(count: u64) -> Counted {
+        Counted(count, count)
+    }
+}
+
+impl From<RangeInclusive<u64>> for Counted {
+    fn from(counts: RangeInclusive<u64>) -> Counted {
+        Counted(*counts.start(), *counts.end())
+    }
+}
+
 /// Checks that a count of teiji's equals a count made elsewhere, or is less by at most `excused`.
 ///
 /// # Errors
 /// If it does not.
-pub fn agrees(what: &str, reported: u64, counted: u64, excused: u64) -> Result<()> {
+pub fn agrees(what: &str, reported: u64, counted: impl Into<Counted>, excused: u64) -> Result<()> {
+    let Counted(least, most) = counted.into();
     ensure!(
-        reported <= counted && reported + excused >= counted,
-        "{what}: {reported} of {counted}, at most {excused} excused"
+        reported <= most && reported + excused >= least,
+        "{what}: {reported} of {least} to {most}, at most {excused} excused"
     );
     Ok(())
 }

@@ -11,6 +11,7 @@
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 use teiji_lab::{Child, Guest, GuestSpec, LabHost};
 
@@ -47,6 +48,14 @@ pub struct Figures {
     pub p50_ns: u64,
     /// 99th percentile of the response time.
     pub p99_ns: u64,
+}
+
+impl Figures {
+    /// How many requests a trace should see answered: it sees an answer before the caller does, so one that is late for the caller may
+    /// be in time for the trace.
+    pub fn answered(&self) -> RangeInclusive<u64> {
+        self.received..=self.received + self.late
+    }
 }
 
 /// A guest with one vCPU; its vCPU and its vhost worker each have a CPU of their own.
@@ -210,12 +219,12 @@ pub struct StalledWorker<'h> {
 }
 
 /// What was counted while a worker was stalled.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Stalls {
     /// Requests sent.
     pub sent: u64,
-    /// Requests answered.
-    pub received: u64,
+    /// Requests answered: see [`Figures::answered`].
+    pub answered: RangeInclusive<u64>,
     /// Signals during which it was stalled, and for which the guest wanted no interrupt.
     pub suppressed: u64,
 }
@@ -266,11 +275,12 @@ impl StalledWorker<'_> {
     /// # Errors
     /// If `load` or bpftrace fails, or 20,000 requests were not enough.
     pub fn until_often_enough(self, mut load: impl FnMut() -> Result<Figures>) -> Result<Stalls> {
-        let [mut sent, mut received] = [0, 0];
+        let [mut sent, mut in_time, mut ever] = [0; 3];
         loop {
             let figures = load()?;
             ensure!(figures.strange == 0, "{figures:?}");
-            (sent, received) = (sent + figures.sent, received + figures.received);
+            let answered = figures.answered();
+            (sent, in_time, ever) = (sent + figures.sent, in_time + answered.start(), ever + answered.end());
             if self.bpftrace.wait_for("often enough", Duration::from_secs(1)).is_ok() || sent >= 20_000 {
                 break;
             }
@@ -281,7 +291,7 @@ impl StalledWorker<'_> {
             let figure = counted.split(&format!("@{name}: ")).nth(1).and_then(|rest| rest.lines().next());
             figure.and_then(|n| n.parse().ok()).unwrap_or(0)
         };
-        let stalls = Stalls { sent, received, suppressed: count("suppressed") };
+        let stalls = Stalls { sent, answered: in_time..=ever, suppressed: count("suppressed") };
         let entered = count("entered_meanwhile");
         eprintln!("{stalls:?}, {entered} times the vCPU was entered meanwhile");
         ensure!(entered >= OFTEN, "the worker was not stalled at the place in question: {counted}");

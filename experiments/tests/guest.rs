@@ -164,7 +164,7 @@ fn a_guest_divides_its_time_and_the_clock_contradicts_nothing() {
 /// Every request is divided, on a clock that contradicts no more of them than `raced`.
 fn divides(traced: &Traced, called: &Figures, raced: u64) {
     let (vm, inside) = inside(&traced.report);
-    agrees("complete", vm.requests.complete, called.received, excused(traced).unwrap()).unwrap();
+    agrees("complete", vm.requests.complete, called.answered(), excused(traced).unwrap()).unwrap();
     let [guest] = traced.report.guests[..] else { panic!("{:?}", traced.report.guests) };
     eprintln!("{inside:?} {guest:?}");
     assert!(inside.violations <= raced, "{inside:?} {guest:?}");
@@ -388,7 +388,7 @@ fn a_worker_stalled_after_it_has_written_makes_no_wrong_times() {
     );
     // Not `excused`: here more than a quarter may be unknown.
     let excused = may_be_incomplete(&traced).unwrap();
-    agrees("complete", vm.requests.complete, stalls.received, excused).unwrap();
+    agrees("complete", vm.requests.complete, stalls.answered, excused).unwrap();
     all_requests(&traced);
 }
 
@@ -525,7 +525,7 @@ fn a_guest_with_another_token_is_seen_from_the_host() {
     let traced = trace.stop().unwrap();
     program.kill().unwrap();
     let vm = only(&traced.report).unwrap();
-    agrees("complete", vm.requests.complete, called.received, excused(&traced).unwrap()).unwrap();
+    agrees("complete", vm.requests.complete, called.answered(), excused(&traced).unwrap()).unwrap();
     assert_eq!((vm.inside.as_ref(), &traced.report.guests[..]), (None, &[][..]));
     assert!(!traced.printed.contains("reports its part"), "{}", traced.printed);
 }
@@ -558,7 +558,7 @@ fn a_guest_that_talks_nonsense_harms_nobody() {
             .ok()
             .unwrap();
         let vm = only(&traced.report).unwrap();
-        agrees("complete", vm.requests.complete, called.received, excused(&traced).unwrap()).unwrap();
+        agrees("complete", vm.requests.complete, called.answered(), excused(&traced).unwrap()).unwrap();
         assert_eq!((vm.inside.as_ref(), &traced.report.guests[..]), (None, &[][..]), "{stem}");
         assert!(traced.printed.contains(why), "{stem}: {}", traced.printed);
         all_requests(&traced);
@@ -570,7 +570,7 @@ fn a_guest_without_the_program_is_seen_from_the_host() {
     let called = echo(50);
     let traced = trace.stop().unwrap();
     let vm = only(&traced.report).unwrap();
-    agrees("complete", vm.requests.complete, called.received, excused(&traced).unwrap()).unwrap();
+    agrees("complete", vm.requests.complete, called.answered(), excused(&traced).unwrap()).unwrap();
     assert_eq!(vm.inside, None);
     assert!(traced.printed.contains("start `teiji-guest serve` in it"), "{}", traced.printed);
 }

@@ -1,8 +1,8 @@
 //! teiji on the lab's KVM host with the newest kernel, and guests whose taps vhost-net serves, in one boot. Needs root; takes
 //! minutes if the lab host is emulated.
 //!
-//! Packets may be lost or delayed, above all on a busy machine. So teiji's counts and times are compared with those of
-//! the load generator and the captures, never with fixed numbers.
+//! Packets may be lost or delayed, above all on a busy machine. So teiji's counts are compared with those of the load generator,
+//! and its times with those of captures, within the bounds of promise 1.1.
 
 #![allow(clippy::unwrap_used, reason = "a test ends by them")]
 
@@ -13,6 +13,7 @@ mod reasons;
 #[path = "lab/steering.rs"]
 mod steering;
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -91,7 +92,7 @@ fn echo(guest: &Guest<'_>, rate: f64, count: u64) -> Figures {
 /// The counts of the trace equal the load generator's: as many complete as were answered, the rest unanswered. Of these
 /// as many may be missing as are [`excused`].
 #[track_caller]
-fn all_are_accounted_for(traced: &Traced, sent: u64, received: u64) {
+fn all_are_accounted_for(traced: &Traced, sent: u64, answered: RangeInclusive<u64>) {
     let report = &traced.report;
     let vm = only(report).unwrap();
     let (r, missed) = (vm.requests, unseen(traced).unwrap());
@@ -99,10 +100,11 @@ fn all_are_accounted_for(traced: &Traced, sent: u64, received: u64) {
     let left_out = &vm.left_out;
     eprintln!("left out: {left_out:?}");
     agrees("seen", r.seen, sent, missed).unwrap_or_else(|e| panic!("{e}: {left_out:?}"));
-    agrees("complete", r.complete, received, excused(traced).unwrap())
+    agrees("complete", r.complete, answered.clone(), excused(traced).unwrap())
         .unwrap_or_else(|e| panic!("{e}: {left_out:?}"));
     if missed == 0 {
-        assert_eq!(r.unanswered, sent - received, "of {sent}, {received} answered; the trace: {r:?}");
+        let unanswered = sent - answered.end()..=sent - answered.start();
+        assert!(unanswered.contains(&r.unanswered), "of {sent}, {answered:?} answered; the trace: {r:?}");
     }
 }
 
@@ -228,7 +230,7 @@ fn ctrl_c_ends_in_a_report_that_replay_repeats() {
     let called = echo(vm1(), 50.0, 100);
     let traced = trace.stop().unwrap();
     assert_eq!(traced.code, 0, "{}", traced.printed);
-    all_are_accounted_for(&traced, called.sent, called.received);
+    all_are_accounted_for(&traced, called.sent, called.answered());
 
     let replay = "setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set -all --inh-caps -all \
                   /mnt/bin/teiji replay /tmp/ctrl-c.teiji --json";
@@ -318,7 +320,7 @@ fn two_traces_at_once_are_both_right() {
     let (first, second) = (first.stop().unwrap(), second.stop().unwrap());
     for traced in [&first, &second] {
         assert_eq!(traced.code, 0, "{}", traced.printed);
-        all_are_accounted_for(traced, called.sent, called.received);
+        all_are_accounted_for(traced, called.sent, called.answered());
     }
 }
 
@@ -331,7 +333,7 @@ fn a_worker_stalled_while_it_signals_hides_no_request() {
     let stalls = stalled.until_often_enough(|| Ok(echo(vm1, 200.0, 1000))).unwrap();
     let traced = trace.stop().unwrap();
     assert_eq!(traced.code, 0, "{}", traced.printed);
-    all_are_accounted_for(&traced, stalls.sent, stalls.received);
+    all_are_accounted_for(&traced, stalls.sent, stalls.answered);
 }
 
 /// No recording of that trace is left to show which of its events were late, and which requests were on their path when runs of
@@ -348,7 +350,7 @@ fn a_full_disk_costs_only_the_recording() {
             let unknown = vm.left_out_for(Reason::ArrivalUnknown) + vm.left_out_for(Reason::OutOfOrder);
             assert!(unknown * 4 <= r.seen && lost(&traced.report) == 0, "{r:?} {left_out:?}");
             agrees("seen", r.seen, called.sent, missed).unwrap_or_else(|e| panic!("{e}: {left_out:?}"));
-            agrees("complete", r.complete, called.received, unknown + missed)
+            agrees("complete", r.complete, called.answered(), unknown + missed)
                 .unwrap_or_else(|e| panic!("{e}: {left_out:?}"));
             return;
         }
@@ -413,14 +415,12 @@ fn several_vms_are_traced_at_once() {
     let t = many_vms::run(&LAB, &[vm1(), &vm2], &SHORT).unwrap();
     eprintln!("{}", serde_json::to_string(&t).unwrap());
     assert_eq!((t.vms, t.lost), (2, 0));
-    let ([sent, answered], [seen, complete]) = (t.called, t.requests);
-    let [missed, incomplete, excused] = t.missed;
-    assert!(answered > 0 && complete > answered / 2);
-    // The two workers may share a CPU, and if one is preempted within a probe, the other's runs of the probe are
-    // skipped.
-    assert!(seen <= sent && sent - seen <= missed, "{sent} sent, {seen} seen, {missed} runs missed");
-    assert!(complete <= answered && answered - complete <= incomplete + missed + excused, "{t:?}");
-    assert!(missed > 0 || incomplete == 0, "{incomplete} incomplete without a loss");
+    let ([sent, answered, late], [seen, complete]) = (t.called, t.requests);
+    // Not at most a quarter, as in `excused`: the two workers may share a CPU, and if one is preempted within a probe, the other's
+    // runs of the probe are skipped.
+    assert!(answered > 0 && complete > answered / 2, "{t:?}");
+    agrees("seen", seen, sent, t.unseen).unwrap();
+    agrees("complete", complete, answered..=answered + late, t.excused).unwrap();
     assert!(t.peak_kb < MEMORY_KB, "{} kB", t.peak_kb);
     a_vm_that_dies_ends_the_trace(&vm2);
 }
@@ -433,7 +433,7 @@ fn a_vm_that_dies_ends_the_trace(guest: &Guest<'_>) {
     assert_eq!(traced.code, 1, "{}", traced.printed);
     assert!(traced.printed.contains("vm2") && traced.printed.contains("ended"), "{}", traced.printed);
     assert_eq!(traced.report.counters.vanished, [guest.pid()]);
-    all_are_accounted_for(&traced, called.sent, called.received);
+    all_are_accounted_for(&traced, called.sent, called.answered());
 }
 
 /// On the kernel of this machine.
@@ -470,7 +470,7 @@ fn vms_that_come_and_go_are_followed() {
     let missed = unseen(&traced).unwrap();
     let count = |vm: &VmReport, called: &Figures| {
         agrees("seen", vm.requests.seen, called.sent, missed).unwrap();
-        agrees("complete", vm.requests.complete, called.received, excused(&traced).unwrap())
+        agrees("complete", vm.requests.complete, called.answered(), excused(&traced).unwrap())
             .unwrap_or_else(|e| panic!("{e}: {:?}", vm.left_out));
     };
     let late: Vec<&VmReport> = report.vms.iter().filter(|vm| vm.name == "late").collect();
@@ -510,7 +510,7 @@ fn a_device_of_another_namespace_with_a_taps_number_is_no_tap() {
     let called = echo(vm1(), 50.0, 50);
     let traced = trace.stop().unwrap();
     LAB.host.run("ip netns del a; ip netns del b").unwrap().ok().unwrap();
-    all_are_accounted_for(&traced, called.sent, called.received);
+    all_are_accounted_for(&traced, called.sent, called.answered());
     let sent = &only(&traced.report).unwrap().outbound;
     // The answers of the guest, and perhaps what the guest says of its own about port 7.
     assert!(sent.packets + sent.incomplete < called.received + 100, "{sent:?} beside {received}");

@@ -252,8 +252,9 @@ fn outgoing_agrees(name: &str, found: &Found, called: Called) {
     assert!(r.complete <= around.count, "{name}: {r:?} of {}", around.count);
     assert!((r.complete + found.excused) as f64 >= 0.999 * around.count as f64, "{name}: {:?}", o.left_out);
     if found.excused == 0 {
-        assert_eq!(r.complete, called.received, "{name}: {:?}", o.left_out);
-        assert_eq!(r.unanswered, called.sent - called.received, "{name}: {:?}", o.left_out);
+        // More than the caller counts if some came too late for it.
+        assert!(r.complete >= called.received, "{name}: {:?}", o.left_out);
+        assert_eq!(r.unanswered, called.sent - r.complete, "{name}: {:?}", o.left_out);
     }
     let dist = |stage: OutgoingStage| o.stages[stage as usize].dist;
     let d = dist(OutgoingStage::Outside);

@@ -133,7 +133,7 @@ pub fn five_vcpus_and_four_queues_are_followed_on_each() {
     let counts = only(&traced.report).unwrap().requests;
     let gone = traced.report.lost_or_missed();
     eprintln!("{counts:?}, {gone} events lost or missed, {figures:?}");
-    agrees("complete", counts.complete, figures.received, excused(&traced).unwrap()).unwrap();
+    agrees("complete", counts.complete, figures.answered(), excused(&traced).unwrap()).unwrap();
     let left_out = &only(&traced.report).unwrap().left_out;
     let count = |wanted: fn(&LeftOut) -> bool| -> u64 {
         left_out.iter().filter(|l| l.outcome == Outcome::Incomplete && wanted(l)).map(|l| l.count).sum()

@@ -41,7 +41,7 @@ pub fn frames_that_another_thread_takes_up_are_nobodys_work() {
         let figures = load::echo(&LAB.host, guest, 50.0, 100).unwrap();
         let traced = trace.stop().unwrap();
         let counts = only(&traced.report).unwrap().requests;
-        agrees("complete", counts.complete, figures.received, excused(&traced).unwrap()).unwrap();
+        agrees("complete", counts.complete, figures.answered(), excused(&traced).unwrap()).unwrap();
         let missed = traced.report.counters.missed;
         let (sent, credited) = frames(&traced.recording.unwrap());
         eprintln!(
