@@ -78,17 +78,23 @@ fn advice(reason: Reason, report: &Report, outbound: u64) -> String {
         }
         Reason::TraceEnded => "The trace ended before the requests did: trace longer with --for.".into(),
         Reason::ArrivalUnknown => {
-            "vhost workers lost their CPU while they handed packets to a guest: give them CPUs with less to do.".into()
+            "vhost workers were held up while they handed packets to a guest: give them CPUs with less to do.".into()
         }
         Reason::Evicted | Reason::TooManyTaps => "More packets were on the path at once than teiji follows: narrow --flow.".into(),
+        Reason::OutOfOrder => {
+            "Guests answered before the guest entry that injects the interrupt: they look into their ring once more after they have \
+             enabled interrupts. This says nothing of the other requests: trace longer with --for.".into()
+        }
+        Reason::NotLearnt => "Only the first requests of a trace, or of a queue, were seen: trace longer with --for.".into(),
+        Reason::NoInterrupt => {
+            "No vCPU was seen to accept the interrupts of the NIC: only interrupts by messages (MSI-X) are followed; see \
+             /proc/interrupts in the guest.".into()
+        }
         Reason::NotSignalled
-        | Reason::NoInterrupt
         | Reason::NotForwarded
         | Reason::NotHandedOver
         | Reason::NotReceived
-        | Reason::FewerReports
-        | Reason::NotLearnt
-        | Reason::OutOfOrder => "A point of the path was not seen: packets may take another way through this host (XDP, another bridge, hardware offload).".into(),
+        | Reason::FewerReports => "A point of the path was not seen: packets may take another way through this host (XDP, another bridge, hardware offload).".into(),
     }
 }
 

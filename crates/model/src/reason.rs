@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// Dropped by the host, or answered with a point of its path missing.
+    /// Dropped by the host, or a point of its path or a time of it is not known for certain; see [`Reason`].
     Incomplete,
     /// It may be confused with another request.
     Ambiguous,
@@ -85,8 +85,8 @@ reasons! {
     NotSignalled, "not_signalled", Teiji, "taken off the tap, and the signal to the guest was not seen";
     /// The worker signalled, but no vCPU of the VM was seen to accept the interrupt.
     NoInterrupt, "no_interrupt", Teiji, "signalled to the guest, but no vCPU was seen to accept the interrupt";
-    /// The worker lost its CPU while it handed the packet to the guest, which polled and ran meanwhile.
-    ArrivalUnknown, "arrival_unknown", Teiji, "handed to a running guest while the vhost worker was off its CPU: when the guest received it is not known";
+    /// The worker was held up while it handed the packet to the guest, which polled and ran meanwhile.
+    ArrivalUnknown, "arrival_unknown", Teiji, "handed to a running guest while the vhost worker was held up: when the guest received it is not known";
     /// The interrupt was accepted, but the vCPU was not seen to enter the guest with it.
     NotEntered, "not_entered", Host, "its interrupt was accepted, but the vCPU was not seen to enter the guest with it";
     /// The packet reached the guest, but no response came.
@@ -141,7 +141,7 @@ impl Reason {
                 "its answer was signalled to the guest, but no vCPU was seen to accept the interrupt"
             }
             Reason::ArrivalUnknown => {
-                "its answer was handed to a running guest while the vhost worker was off its CPU: when the guest received it \
+                "its answer was handed to a running guest while the vhost worker was held up: when the guest received it \
                  is not known"
             }
             Reason::NotEntered => {
