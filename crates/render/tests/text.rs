@@ -204,7 +204,10 @@ fn no_request_is_explained() {
         })
     };
     message(mostly(Reason::NoAnswer, |_| ()), "sent nothing back");
-    message(mostly(Reason::NoInterrupt, |_| ()), "A point of the path was not seen");
+    message(mostly(Reason::NotForwarded, |_| ()), "A point of the path was not seen");
+    message(mostly(Reason::NoInterrupt, |_| ()), "only interrupts by messages");
+    message(mostly(Reason::OutOfOrder, |_| ()), "before the guest entry");
+    message(mostly(Reason::NotLearnt, |_| ()), "Only the first requests");
     message(mostly(Reason::DroppedIn, |r| r.counters.lost = vec![1]), "The host dropped the requests");
     message(mostly(Reason::NotEntered, |r| r.counters.lost = vec![1]), "is the VM paused");
     message(mostly(Reason::Alike, |_| ()), "Identical packets");
