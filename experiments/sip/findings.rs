@@ -14,8 +14,8 @@
 use super::{Counted, Extent, Server, TRACE};
 use crate::load;
 use crate::path::only;
-use crate::reporting::{self, inside, place, traced, wake_shares, woken};
-use crate::tracing::{Lab, Traced, requests};
+use crate::reporting::{self, place, traced, wake_shares, woken};
+use crate::tracing::{Lab, Trace, Traced, requests};
 use anyhow::{Context, Result};
 use serde::Serialize;
 use teiji_lab::Guest;
@@ -80,10 +80,10 @@ impl Shown {
     /// Reads a trace of the VM.
     ///
     /// # Errors
-    /// If the guest reported nothing.
+    /// If the trace has no VM or made no recording.
     pub fn of(run: &'static str, traced: &Traced) -> Result<Shown> {
         let vm = only(&traced.report)?;
-        let inside = inside(vm)?;
+        let inside = vm.inside.as_ref();
         let (joined, _) = requests(traced.recording.as_deref().context("no recording")?)?;
         let woken: Vec<f64> = joined.iter().map(|j| f64::from(woken(&j.request))).collect();
         let bursts = vm.bursts.clone().unwrap_or_default();
@@ -101,7 +101,7 @@ impl Shown {
             burst: (bursts.arrivals.mean, bursts.arrivals.max),
             depth: (depth.mean, depth.max),
             burst_cause: bursts.largest.first().and_then(|burst| burst.state),
-            new_threads: (inside.new_threads, inside.divided),
+            new_threads: inside.map_or((0, 0), |inside| (inside.new_threads, inside.divided)),
             lost: traced.report.guests.iter().map(|g| g.lost).sum(),
             findings: vm.findings.clone(),
         })
@@ -115,9 +115,12 @@ impl Shown {
 }
 
 /// The share of the time in the guest that packets waited in the socket while the vCPU was in a state.
-fn of_socket(inside: &Inside, state: ThreadState) -> f64 {
-    let part = inside.parts.iter().find(|p| p.part == GuestPart::SocketWait);
-    let states = part.into_iter().flat_map(|p| &p.states).filter(|s| s.state == Some(state));
+fn of_socket(inside: Option<&Inside>, state: ThreadState) -> f64 {
+    let parts = inside.into_iter().flat_map(|inside| &inside.parts);
+    let states = parts
+        .filter(|p| p.part == GuestPart::SocketWait)
+        .flat_map(|p| &p.states)
+        .filter(|s| s.state == Some(state));
     states.map(|s| s.time_share).sum()
 }
 
@@ -226,8 +229,8 @@ pub fn judge_idle(idle: &Shown, polled: &Shown, contended: &Shown) -> Claims {
     ]
 }
 
-/// Finding 2, by pings, which the guest's kernel answers: emulated, a server's own time is many times that of a wake-up. The
-/// same load, without and with polling. Without, the lab host has priority over other programs of this machine, which would
+/// Finding 2, by pings, which the guest's kernel answers, and without its reports: emulated, the time of a server, or of the probes
+/// in the guest, is many times that of a wake-up. The same load, without and with polling. Without, the lab host has priority over other programs of this machine, which would
 /// otherwise delay every wake-up; with polling it would starve them. So the times asleep are compared, not only their shares.
 ///
 /// # Errors
@@ -236,9 +239,9 @@ pub fn halted_and_polled(lab: &Lab, guest: &Guest<'_>, pings: u64) -> Result<[Sh
     let run = |run: &'static str, ns| {
         let _polling = load::polling(&lab.host, ns)?;
         let _preferred = (ns == 0).then(|| lab.host.raise_priority()).transpose()?;
-        let arguments = "--vm vm1 --guest --flow icmp";
-        let (traced, ()) = traced(lab, run, arguments, || load::ping(&lab.host, guest, PINGS, pings))?;
-        Shown::of(run, &traced)
+        let trace = Trace::start(lab, run, "--vm vm1 --flow icmp", true)?;
+        load::ping(&lab.host, guest, PINGS, pings)?;
+        Shown::of(run, &trace.stop()?)
     };
     Ok([run("pings", 0)?, run("pings-polled", POLLED)?])
 }

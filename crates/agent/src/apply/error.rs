@@ -38,9 +38,10 @@ pub enum Error {
     UndoneByAnother,
     /// An apply that waits for its confirmation cannot read whether it was confirmed.
     #[error(
-        "all steps are done, but it cannot be told whether they stay: if nobody confirms in time they are undone; see `teiji status`"
+        "all steps are done, but it cannot be told whether they stay ({}): if nobody confirms in time they are undone; see \
+         `teiji status`", cause(.0)
     )]
-    FateUnknown(#[source] Box<Error>),
+    FateUnknown(Box<Error>),
     /// The state directory cannot be used.
     #[error("cannot {what} {path}, so nothing was changed: fix that and run the command again")]
     State {
@@ -295,6 +296,16 @@ pub(super) fn what(setting: &Resource, whose: &str) -> String {
 /// Values contain paths of control groups, which are untrusted text.
 fn shown(value: &impl fmt::Display) -> String {
     printable(&value.to_string())
+}
+
+/// What failed, without what follows from it for an operation that has done nothing yet.
+fn cause(error: &Error) -> String {
+    match error {
+        Error::State { what, path, source } => format!("cannot {what} {}: {source}", path.display()),
+        Error::Damaged { path, line, why } => format!("{} is damaged at line {line}: {why}", path.display()),
+        Error::Version { path, .. } => format!("{} was written by another version of teiji", path.display()),
+        error => error.to_string(),
+    }
 }
 
 fn pid(pid: &Option<u32>) -> String {

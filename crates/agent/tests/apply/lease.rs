@@ -93,7 +93,11 @@ fn a_journal_that_cannot_be_read_any_more_does_not_mean_that_nothing_was_changed
         Ok(())
     };
     let error = wait_while(&sim, &[(damage, 0)]).0.unwrap_err();
-    assert!(matches!(error, Error::FateUnknown(_)) && !error.to_string().contains("nothing"), "{error}");
+    // With all that the command line prints: the sources.
+    let source = std::error::Error::source(&error).map(|e| e.to_string()).unwrap_or_default();
+    let printed = format!("{error}: {source}");
+    assert!(matches!(error, Error::FateUnknown(_)) && !printed.contains("nothing"), "{printed}");
+    assert!(printed.contains("is damaged at line 1"), "{printed}");
     assert_eq!(sim.settings(), after());
 }
 

@@ -179,8 +179,14 @@ impl Pins {
                 }
                 Err((back, Errno::EWOULDBLOCK)) if begun.elapsed() < within => dir = back,
                 Err((_, Errno::EWOULDBLOCK)) => {
-                    let why = format!("another process{} has had it locked for {within:?}", holder(identity));
-                    return Err(self.failed("lock", &io::Error::other(why)));
+                    return Err(Error::Refused {
+                        doing: format!("lock {}", self.folder.display()),
+                        reason: format!(
+                            "another process{} has had it locked for {within:?}, so channels cannot be changed; wait for it, \
+                             or end it",
+                            holder(identity)
+                        ),
+                    });
                 }
                 Err((_, e)) => return Err(self.failed("lock", &e.into())),
             }
@@ -213,7 +219,7 @@ impl Pins {
                     return Err(Error::Refused {
                         doing: format!("become the agent for {}", self.folder.display()),
                         reason: format!(
-                            "another teiji agent is running{}; only one may run",
+                            "another teiji agent is running{}; only one may run on a host: end that one first",
                             holder(identity)
                         ),
                     });

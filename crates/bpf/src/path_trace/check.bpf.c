@@ -24,6 +24,7 @@ static u64 test_time SEC(".bss.test"); /* not where the product has its data */
 /* and threads are woken in the context that it says */
 static u8 test_context SEC(".bss.test");
 #define context() test_context
+#define interrupted() (test_context == CONTEXT_INTERRUPT)
 #include "starts.bpf.h"
 #include "threads.bpf.h"
 #include "serving.bpf.h"
@@ -169,17 +170,18 @@ enum happening {
 	SLEPT,
 	SIGNALS,
 	WRITTEN,
-	SIGNALLED
+	SIGNALLED,
+	ACCEPTED
 };
 
 /* What happens to a thread, or is asked about it. */
 struct event {
 	u64 now;
 	u32 happening;
-	u32 cpu;
+	u32 cpu; /* of ACCEPTED: the context */
 	u32 thread;
 	/* who gets the CPU of a thread that is preempted or goes to sleep; the context of WAKING; the vCPU
-	 * that took the last interrupt of a worker that SIGNALS */
+	 * that took the last interrupt of a worker that SIGNALS, or that ACCEPTED this one */
 	u32 next;
 };
 
@@ -237,6 +239,13 @@ int happen(struct __sk_buff *skb)
 	}
 	if (e.happening == WRITTEN) {
 		packets_written(&c->signal, false);
+		return 0;
+	}
+	if (e.happening == ACCEPTED) { /* KVM has been told to interrupt TOLD_VM */
+		c->signal.vm = TOLD_VM;
+		test_context = e.cpu;
+		if (is_sending(c))
+			interrupt_accepted(c, e.next, 38);
 		return 0;
 	}
 	if (e.happening == SIGNALLED) {

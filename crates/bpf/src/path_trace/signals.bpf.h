@@ -136,6 +136,88 @@ static __always_inline void forget_announced(struct clock *worker)
 		withdraw(c, s->written, s->before);
 }
 
+/*
+ * Whether an interrupt that KVM accepts now is the worker's. A host interrupt may come in between, and send a
+ * guest another one.
+ */
+static __always_inline bool is_sending(const struct clock *worker)
+{
+	return worker && worker->signal.begun && worker->signal.vm && !interrupted();
+}
+
+/*
+ * Whether KVM lets the hardware deliver a vCPU's interrupts. KVM may change this at any time, so it is read
+ * at each interrupt; an entry only records the address. Not read directly: in Linux 6.12 only the BTF of the
+ * module has the type.
+ */
+static __always_inline bool delivered_by_hardware(const struct clock *vcpu)
+{
+	struct kvm_lapic *apic = (void *)vcpu->apic;
+
+	return apic && BPF_CORE_READ(apic, apicv_active);
+}
+
+/* A vCPU has accepted the worker's interrupt. */
+static __always_inline void interrupt_accepted(struct clock *worker, u32 apicid, u8 vector)
+{
+	struct clock *c;
+	struct vcpu_key target = {};
+	struct tap_queue q;
+	struct rec_irq *r;
+	u64 now, before = 0, spent[STATES];
+	u16 index;
+	bool unseen;
+	u8 state, delivery = DELIVERY_ACCEPTED;
+
+	now = bpf_ktime_get_ns();
+	target.vm = worker->signal.vm;
+	target.vcpu = apicid;
+	q = worker->signal.queue;
+	worker->signal.sent = 1;
+	bpf_map_update_elem(&target_vcpus, &q, &target, BPF_ANY);
+	forget_announced(worker);
+
+	c = vcpu_clock(&target);
+	index = vcpu_index(c);
+	/*
+	 * If hardware delivers the interrupt, no injection will be seen; before the first entry of the vCPU
+	 * it is not known whether it does. In guest mode the interrupt arrives at once, else with the next
+	 * entry.
+	 */
+	unseen = c && (!c->apic || delivered_by_hardware(c));
+	if (unseen)
+		before = announce(c, now);
+	state = clock_read_or_zeros(c, now, spent);
+	if (unseen) {
+		vector = 0;
+		if (state == STATE_GUEST) {
+			delivery = DELIVERY_POSTED;
+			withdraw(c, now, before);
+		}
+	} else {
+		struct vector_key key = {.vm = target.vm, .vcpu = target.vcpu, .vector = vector};
+
+		bpf_map_update_elem(&accepted, &key, &now, BPF_ANY);
+	}
+
+	r = start_irq(worker, now, delivery);
+	if (r) {
+		r->vm = target.vm;
+		r->vcpu = target.vcpu;
+		r->index = index;
+		r->vector = vector;
+		r->state = state;
+		__builtin_memcpy(r->clock, spent, sizeof(spent));
+		submit(r);
+	}
+	/* a VMM's thread, whose signal has no other end that is seen; not before the record is submitted, as
+	 * Linux 6.1 forgets that it may be missing */
+	if (worker->taking.ifindex) {
+		worker->taking.ifindex = 0;
+		worker->signal.begun = 0;
+	}
+}
+
 /* The signal has ended: tells what it was, unless an interrupt did. */
 static __always_inline void end_signal(struct clock *worker)
 {

@@ -46,6 +46,7 @@ pub(super) enum Happening {
     Signals,
     Written,
     Signalled,
+    Accepted,
 }
 
 pub(super) struct Host {
