@@ -12,6 +12,7 @@ use teiji_experiments::summary::{self, Summary};
 use teiji_experiments::tracing::Lab;
 use teiji_experiments::{load, plot, programs, say};
 use teiji_lab::GuestSpec;
+use teiji_model::finding::Cause;
 
 /// Compare stages with an independent capture; check which stage is blamed under contention
 #[derive(Parser)]
@@ -164,6 +165,11 @@ fn remedy(
     summary.claim(
         now <= idle / 3.0,
         &format!("idle: polling takes the wake-up's part of a typical request from {idle:.0} to {now:.0} µs"),
+    );
+    let found_of = |j: &blame::Judged| j.report.findings.iter().any(|f| f.cause == Cause::VcpuWakeUp);
+    summary.claim(
+        found.judged.iter().filter(|j| j.situation == "idle").all(found_of) && !found_of(&polled),
+        "idle: the finding `vcpu_wake_up` is there, and not with polling",
     );
     summary.figure("idle_asleep_us", idle)?;
     summary.figure("idle_polled_asleep_us", now)?;

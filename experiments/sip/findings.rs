@@ -3,7 +3,7 @@
 //! | finding of P0 | with the cause | without it |
 //! | --- | --- | --- |
 //! | 1. the packet waits in the socket, as the vCPU does not run | busy loops on the CPU of the reader's vCPU | no busy loops |
-//! | 2. the vCPU does not run because the guest had halted | KVM does not poll (pings) | KVM polls until the next request |
+//! | 2. the vCPU does not run because the guest had halted | experiment `path`, part b: pings, which need no server | |
 //! | 3. the proof by remedy | | the same run: the wait is gone |
 //! | 4. packets pile up at the start of a load | calls begin at once on an idle host | calls come one by one |
 //! | 5. three threads of the host are woken for each request | idle: worker, vCPU of the interrupt, vCPU of the reader | KVM polls |
@@ -14,8 +14,8 @@
 use super::{Counted, Extent, Server, TRACE};
 use crate::load;
 use crate::path::only;
-use crate::reporting::{self, place, traced, wake_shares, woken};
-use crate::tracing::{Lab, Trace, Traced, requests};
+use crate::reporting::{self, inside, place, traced, wake_shares, woken};
+use crate::tracing::{Lab, Traced, requests};
 use anyhow::{Context, Result};
 use serde::Serialize;
 use teiji_lab::Guest;
@@ -31,8 +31,6 @@ const HOGS: u32 = 3;
 const STEADY: f64 = 8.0;
 /// See above.
 const AT_ONCE: f64 = 1000.0;
-/// Pings per second.
-const PINGS: f64 = 20.0;
 /// Calls that come at once.
 const STEP: u64 = 16;
 
@@ -57,8 +55,6 @@ pub struct Shown {
     pub socket_ready: f64,
     /// Shares of the response time in which the worker, and a vCPU, were asleep while a request waited for them.
     pub wake_shares: [f64; 2],
-    /// How long vCPUs were asleep while a request waited for them: mean, ns.
-    pub vcpus_asleep: f64,
     /// Threads of the host that a request woke: mean.
     pub woken: f64,
     /// Packets that the guest got at once: mean, greatest.
@@ -80,10 +76,10 @@ impl Shown {
     /// Reads a trace of the VM.
     ///
     /// # Errors
-    /// If the trace has no VM or made no recording.
+    /// If the guest reported nothing.
     pub fn of(run: &'static str, traced: &Traced) -> Result<Shown> {
         let vm = only(&traced.report)?;
-        let inside = vm.inside.as_ref();
+        let inside = inside(vm)?;
         let (joined, _) = requests(traced.recording.as_deref().context("no recording")?)?;
         let woken: Vec<f64> = joined.iter().map(|j| f64::from(woken(&j.request))).collect();
         let bursts = vm.bursts.clone().unwrap_or_default();
@@ -96,12 +92,11 @@ impl Shown {
             socket_asleep: of_socket(inside, ThreadState::Asleep),
             socket_ready: of_socket(inside, ThreadState::Ready),
             wake_shares: wake_shares(vm),
-            vcpus_asleep: wake_shares(vm)[1] * vm.total.map_or(0.0, |total| total.mean),
             woken: woken.iter().sum::<f64>() / woken.len().max(1) as f64,
             burst: (bursts.arrivals.mean, bursts.arrivals.max),
             depth: (depth.mean, depth.max),
             burst_cause: bursts.largest.first().and_then(|burst| burst.state),
-            new_threads: inside.map_or((0, 0), |inside| (inside.new_threads, inside.divided)),
+            new_threads: (inside.new_threads, inside.divided),
             lost: traced.report.guests.iter().map(|g| g.lost).sum(),
             findings: vm.findings.clone(),
         })
@@ -115,12 +110,9 @@ impl Shown {
 }
 
 /// The share of the time in the guest that packets waited in the socket while the vCPU was in a state.
-fn of_socket(inside: Option<&Inside>, state: ThreadState) -> f64 {
-    let parts = inside.into_iter().flat_map(|inside| &inside.parts);
-    let states = parts
-        .filter(|p| p.part == GuestPart::SocketWait)
-        .flat_map(|p| &p.states)
-        .filter(|s| s.state == Some(state));
+fn of_socket(inside: &Inside, state: ThreadState) -> f64 {
+    let part = inside.parts.iter().find(|p| p.part == GuestPart::SocketWait);
+    let states = part.into_iter().flat_map(|p| &p.states).filter(|s| s.state == Some(state));
     states.map(|s| s.time_share).sum()
 }
 
@@ -130,7 +122,7 @@ fn steady(lab: &Lab, guest: &Guest<'_>, run: &'static str, calls: u64) -> Result
     Shown::of(run, &traced)
 }
 
-/// Findings 1, 2, 3 and 5: idle, polled, beside busy loops. sipp's server is running.
+/// Findings 1, 3 and 5: idle, polled, beside busy loops. sipp's server is running.
 ///
 /// # Errors
 /// If a tool fails.
@@ -191,7 +183,7 @@ pub fn threads_and_pool(lab: &Lab, guest: &Guest<'_>, calls: u64) -> Result<[(Sh
 /// What has to hold of the runs, in words, and whether it does.
 pub type Claims = Vec<(bool, String)>;
 
-/// See the table of the module: findings 1, 2, 3 and 5.
+/// See the table of the module: findings 1, 3 and 5.
 pub fn judge_idle(idle: &Shown, polled: &Shown, contended: &Shown) -> Claims {
     let ready = contended.evidence(Cause::VcpuWaitsForCpu, GuestPart::SocketWait);
     let not = |shown: &Shown, cause| shown.causes.iter().all(|(c, _)| *c != cause);
@@ -227,45 +219,6 @@ pub fn judge_idle(idle: &Shown, polled: &Shown, contended: &Shown) -> Claims {
             ),
         ),
     ]
-}
-
-/// Finding 2, by pings, which the guest's kernel answers, and without its reports: emulated, the time of a server, or of the probes
-/// in the guest, is many times that of a wake-up. The same load, without and with polling. Without, the lab host has priority over other programs of this machine, which would
-/// otherwise delay every wake-up; with polling it would starve them. So the times asleep are compared, not only their shares.
-///
-/// # Errors
-/// If a tool fails.
-pub fn halted_and_polled(lab: &Lab, guest: &Guest<'_>, pings: u64) -> Result<[Shown; 2]> {
-    let run = |run: &'static str, ns| {
-        let _polling = load::polling(&lab.host, ns)?;
-        let _preferred = (ns == 0).then(|| lab.host.raise_priority()).transpose()?;
-        let trace = Trace::start(lab, run, "--vm vm1 --flow icmp", true)?;
-        load::ping(&lab.host, guest, PINGS, pings)?;
-        Shown::of(run, &trace.stop()?)
-    };
-    Ok([run("pings", 0)?, run("pings-polled", POLLED)?])
-}
-
-/// Finding 2.
-pub fn judge_halted(halted: &Shown, polled: &Shown) -> Claims {
-    let of = |shown: &Shown| {
-        let found =
-            |(cause, _): &&(Cause, f64)| matches!(cause, Cause::VcpuWakeUp | Cause::PacketWaitsForHaltedVcpu);
-        shown.causes.iter().filter(found).map(|(cause, share)| (cause.name(), *share)).collect::<Vec<_>>()
-    };
-    vec![(
-        !of(halted).is_empty()
-            && of(polled).is_empty()
-            && polled.wake_shares[1] < halted.wake_shares[1] / 3.0
-            && polled.vcpus_asleep < halted.vcpus_asleep / 3.0,
-        format!(
-            "2. a halted vCPU is found ({:?}), and not with polling ({:?}); asleep for {:.1} % and {:.1} % of the time",
-            of(halted),
-            of(polled),
-            halted.wake_shares[1] * 100.0,
-            polled.wake_shares[1] * 100.0
-        ),
-    )]
 }
 
 /// Finding 4.

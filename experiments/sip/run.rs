@@ -166,9 +166,6 @@ fn findings_part(
     let [idle, polled, contended] = findings::idle_polled_contended(lab, guest, extent)?;
     judge(summary, findings::judge_idle(&idle, &polled, &contended));
     found.shown.extend([idle, polled, contended].map(|shown| (shown, None)));
-    let [halted, pings_polled] = findings::halted_and_polled(lab, guest, 4 * extent.of_finding)?;
-    judge(summary, findings::judge_halted(&halted, &pings_polled));
-    found.shown.extend([halted, pings_polled].map(|shown| (shown, None)));
     let [step, paced] = findings::step_and_paced(lab, guest, extent)?;
     judge(summary, findings::judge_step(&step, &paced));
     found.shown.extend([step, paced].map(|shown| (shown, None)));
