@@ -30,9 +30,10 @@ use std::ffi::{CStr, CString, OsStr};
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use teiji_host::kernel::names_open_files;
 
 /// How many bytes of the name the name of the unfinished file begins with; its total length stays below the limit of
 /// file systems, 255.
@@ -200,13 +201,6 @@ fn what_is(folder: &impl AsFd, name: &CStr) -> io::Result<Target> {
     }
 }
 
-/// Whether a symbolic link in this folder is one such as `/dev/stdout` or `/proc/self/fd/1`. The folder itself is asked for its
-/// path: whoever owns a folder on the way to it may have put another one there since it was opened.
-fn names_open_files(folder: &impl AsFd) -> bool {
-    let path = std::fs::read_link(format!("/proc/self/fd/{}", folder.as_fd().as_raw_fd()));
-    path.is_ok_and(|folder| teiji_host::kernel::names_open_files(&folder))
-}
-
 /// A new file in the folder in which `name` will be.
 fn new_file(folder: &impl AsFd, name: &CStr) -> io::Result<(File, CString)> {
     let mode = if geteuid().is_root() { 0o600 } else { 0o666 };
@@ -251,12 +245,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x");
         std::fs::create_dir(&path).unwrap();
-        symlink("/etc/passwd", path.join("1")).unwrap();
-        let (folder, name) = folder_of(&path.join("1")).unwrap();
+        symlink("/etc/passwd", path.join("stdout")).unwrap();
+        let (folder, name) = folder_of(&path.join("stdout")).unwrap();
         std::fs::rename(&path, dir.path().join("y")).unwrap();
-        symlink("/proc/self/fd", &path).unwrap();
+        symlink("/dev", &path).unwrap();
         assert!(matches!(what_is(&folder, &name).unwrap(), Target::Replaceable));
-        let (folder, name) = folder_of(&path.join("1")).unwrap();
+        let (folder, name) = folder_of(&path.join("stdout")).unwrap();
         assert!(matches!(what_is(&folder, &name).unwrap(), Target::Special(_)));
     }
 }

@@ -6,6 +6,7 @@ use crate::task::task;
 use nix::unistd::{SysconfVar, sysconf};
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -72,9 +73,11 @@ pub fn thread_name(tid: u32) -> Option<Vec<u8>> {
     Some(name.into_iter().take(15).take_while(|&b| b != b'\n').collect())
 }
 
-/// Whether the links of a folder are the kernel's names for open files, such as `/dev/stdout` and `/proc/self/fd/1`.
-pub fn names_open_files(folder: &Path) -> bool {
-    folder == Path::new("/dev") || folder.starts_with("/proc")
+/// Whether the links of an open folder are the kernel's names for open files, such as `/dev/stdout` and `/proc/self/fd/1`. The
+/// folder itself is asked for its path: whoever owns a folder on the way to it may have put another one there since it was opened.
+pub fn names_open_files(folder: &impl AsFd) -> bool {
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", folder.as_fd().as_raw_fd()));
+    path.is_ok_and(|folder| folder == Path::new("/dev") || folder.starts_with("/proc"))
 }
 
 /// A process that is watched. An open file of its folder in `/proc` fails once the process has ended, and never refers
