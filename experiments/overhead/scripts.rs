@@ -178,7 +178,7 @@ mod tests {
         assert!(text.contains("rawtracepoint:kvm_exit /pid == 77/"), "{text}");
         assert!(text.contains("$ip->saddr == 16794122 "), "10.66.0.1 in network order: {text}");
         let record = trace_cmd(ALL.len(), None);
-        assert_eq!(record.iter().filter(|a| *a == "-e").count(), 14);
+        assert_eq!(record.iter().filter(|a| *a == "-e").count(), 13);
         assert_eq!(record.iter().filter(|a| *a == "-l").count(), 9);
         assert!(!trace_cmd(1, None).contains(&"-p".into()));
         assert_eq!(perf_events(ALL.len()).split(',').count(), ALL.len());
