@@ -1,4 +1,5 @@
-//! Which workers were stalled while they handed packets to a guest, so that nobody knows when it received them.
+//! Which workers were stalled while they handed packets to a guest, or had a run of a probe skipped, so that nobody knows when it
+//! received them.
 //!
 //! The report's count of such requests (`arrival_unknown`) is made by teiji, so it excuses nothing by itself. The recording has
 //! to show of each of these signals that the worker took long, or that the vCPU had halted when the worker had written the
@@ -8,7 +9,7 @@ use super::late::events;
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use std::path::Path;
-use teiji_model::event::{Delivery, Event, EventKind, Interrupt, Point};
+use teiji_model::event::{Event, EventKind, Interrupt, Point};
 use teiji_model::report::{Reason, Report};
 use teiji_model::stage::ThreadState;
 
@@ -41,11 +42,6 @@ pub fn shown(count: u64, recording: Option<&Path>) -> Result<u64> {
     Ok(count)
 }
 
-/// Whether this signal is one of a stalled worker.
-pub fn is_stalled(i: &Interrupt) -> bool {
-    i.delivery == Delivery::Unknown && i.state.is_some()
-}
-
 /// How many packets the signals of stalled workers covered.
 fn packets(events: impl IntoIterator<Item = Event>) -> Result<u64> {
     /// When a worker took a packet, or signalled (`Some`).
@@ -72,11 +68,11 @@ fn packets(events: impl IntoIterator<Item = Event>) -> Result<u64> {
                 in_hand += 1;
                 continue;
             };
-            if is_stalled(&i) {
+            if i.is_of_unknown_arrival() {
                 let took = i.signalled.saturating_sub(ts);
                 let halted = matches!(i.state, Some(ThreadState::Asleep | ThreadState::Poll));
                 ensure!(
-                    took > LONG || halted,
+                    took > LONG || halted || i.vector == Interrupt::SKIPPED,
                     "a worker that took {took} ns is said to have been stalled: {i:?}"
                 );
                 covered += in_hand;
@@ -91,6 +87,7 @@ fn packets(events: impl IntoIterator<Item = Event>) -> Result<u64> {
 mod tests {
     use super::super::late::tests::packet_at;
     use super::*;
+    use teiji_model::event::Delivery;
     use teiji_model::stage::Split;
     use teiji_model::stream::StreamId;
 
@@ -116,6 +113,14 @@ mod tests {
         Event { ts, stream: StreamId::HOST, cpu: 0, kind: EventKind::Interrupt(interrupt) }
     }
 
+    fn skipped(ts: u64) -> Event {
+        let mut event = signal(ts, 0, Delivery::Unknown, None);
+        if let EventKind::Interrupt(i) = &mut event.kind {
+            i.vector = Interrupt::SKIPPED;
+        }
+        event
+    }
+
     #[test]
     fn the_packets_of_stalled_workers_are_counted_and_no_others() {
         let runs = Some(ThreadState::Guest);
@@ -129,8 +134,10 @@ mod tests {
             signal(6, LONG + 1, Delivery::Unknown, None),
             taken(7, WORKER),
             signal(8, 1, Delivery::Unknown, Some(ThreadState::Asleep)),
+            taken(9, WORKER),
+            skipped(10),
         ];
-        assert_eq!(packets(events).unwrap(), 3);
+        assert_eq!(packets(events).unwrap(), 4);
         assert!(packets([signal(5, LONG, Delivery::Unknown, runs)]).is_err());
     }
 

@@ -152,6 +152,13 @@ fn when_a_guest_received_packets_of_a_stalled_worker_is_not_known() {
     for took in [10_000, 100_000, 5_000_000] {
         assert_eq!(stalled(whole(), took).run().reason(), (Outcome::Incomplete, Reason::ArrivalUnknown));
     }
+    let mut skipped = stalled(whole(), 0);
+    for e in &mut skipped.0 {
+        if let EventKind::Interrupt(i) = &mut e.kind {
+            (i.state, i.vm, i.vector) = (None, 0, Interrupt::SKIPPED);
+        }
+    }
+    assert_eq!(skipped.run().reason(), (Outcome::Incomplete, Reason::ArrivalUnknown));
     // It did receive them.
     let unanswered = || {
         let mut h = whole();

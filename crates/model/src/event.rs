@@ -253,12 +253,24 @@ pub struct Interrupt {
     /// The same vCPU by its index in the VM. `None` if its thread is not known yet, as before its first guest entry;
     /// KVM's number if the thread was first seen at that entry.
     pub index: Option<u16>,
-    /// The guest's interrupt vector, 0 if none.
+    /// The guest's interrupt vector, 0 if none; [`Interrupt::SKIPPED`].
     pub vector: u8,
     /// What the vCPU's thread was doing at [`Event::ts`]; `None` if not known.
     pub state: Option<ThreadState>,
     /// The clock of the vCPU's thread at [`Event::ts`]; has no meaning if `state` is `None`.
     pub clock: Split,
+}
+
+impl Interrupt {
+    /// Stands for the vector of a signal of which the kernel skipped the run of a probe: it is not known when the guest received the
+    /// packets. [`Event::ts`] and `signalled` are then its beginning or its end, whichever was seen; the vCPU is not known. No
+    /// guest's device has this vector. (Not a variant of [`Delivery`]: see [`Delivery::Unknown`].)
+    pub const SKIPPED: u8 = 255;
+
+    /// Whether the guest received the packets, and it is not known when.
+    pub fn is_of_unknown_arrival(&self) -> bool {
+        self.delivery == Delivery::Unknown && (self.state.is_some() || self.vector == Self::SKIPPED)
+    }
 }
 
 /// The outcome of a signal.

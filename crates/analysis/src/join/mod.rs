@@ -65,8 +65,7 @@ use crate::vm_stats::VmStats;
 use inbound::IdenticalPackets;
 pub(crate) use inside::{Divided, Division};
 use teiji_model::event::{
-    Delivery, Event, EventKind, GuestEntry, Interrupt, Kick, Packet, Point, Start, ThreadName, VcpuState,
-    Waker,
+    Event, EventKind, GuestEntry, Interrupt, Kick, Packet, Point, Start, ThreadName, VcpuState, Waker,
 };
 use teiji_model::flow::{Direction, Matching};
 use teiji_model::host::{DataPlane, Vm};
@@ -189,7 +188,7 @@ impl Common {
     /// Why packets with this signal can be followed no further: no vCPU was seen to accept its interrupt, or it is not
     /// known whether that is one of this tap, or when the guest received the packets.
     fn without_interrupt(&self, i: &Interrupt) -> Reason {
-        if i.delivery == Delivery::Unknown && i.state.is_some() {
+        if i.is_of_unknown_arrival() {
             return Reason::ArrivalUnknown;
         }
         let by_vmm = self.tap(i.ifindex).is_some_and(|tap| self.taps[tap].served == Served::ByVmm);

@@ -234,11 +234,13 @@ int happen(struct __sk_buff *skb)
 	if (e.happening == SIGNALS) {
 		target.vcpu = e.next;
 		bpf_map_update_elem(&target_vcpus, &q, &target, BPF_ANY);
+		end_last_signal(c);
 		begin_signal(c, &q);
 		return 0;
 	}
 	if (e.happening == WRITTEN) {
-		packets_written(&c->signal, false);
+		if (c->signal.begun)
+			packets_written(&c->signal, false);
 		return 0;
 	}
 	if (e.happening == ACCEPTED) { /* KVM has been told to interrupt TOLD_VM */
@@ -249,7 +251,11 @@ int happen(struct __sk_buff *skb)
 		return 0;
 	}
 	if (e.happening == SIGNALLED) {
-		end_signal(c);
+		if (c->signal.begun)
+			end_signal(c);
+		else if (c->holds)
+			tell_skipped(c, e.now, &q);
+		c->holds = 0;
 		return 0;
 	}
 	clock_read(c, e.now, spent);

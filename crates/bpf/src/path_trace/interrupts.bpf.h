@@ -53,7 +53,7 @@ int BPF_PROG(on_signal, void *dev, struct vhost_virtqueue *vq)
 
 	if (!c)
 		return 0;
-	c->signal.begun = 0; /* the run that ends a signal may have been missed */
+	end_last_signal(c);
 	if (c->actor != ACTOR_WORKER || !is_vq(vq, 0) || !queue_of(vq, &q))
 		return 0;
 	learn_vm(c, &q);
@@ -105,15 +105,19 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 }
 
 SEC("fexit/vhost_add_used_and_signal_n")
-int BPF_PROG(on_signalled)
+int BPF_PROG(on_signalled, void *dev, struct vhost_virtqueue *vq)
 {
 	struct clock *worker = clock_of(current_tid());
+	struct tap_queue q;
 
 	if (!worker)
 		return 0;
-	worker->holds = 0;
 	if (worker->signal.begun)
 		end_signal(worker);
+	/* the kernel skipped on_signal() */
+	else if (worker->holds && worker->actor == ACTOR_WORKER && is_vq(vq, 0) && queue_of(vq, &q))
+		tell_skipped(worker, bpf_ktime_get_ns(), &q);
+	worker->holds = 0;
 	return 0;
 }
 

@@ -46,6 +46,42 @@ static __always_inline bool is_halted(u8 state)
 	return state == STATE_ASLEEP || state == STATE_POLL;
 }
 
+/* model::event::Interrupt::SKIPPED: stands for the vector of a signal of which a run of a probe was skipped.
+ */
+#define VECTOR_SKIPPED 255
+
+/* It is not known when the guest received the packets that the worker took until `at`. */
+static __always_inline void tell_skipped(struct clock *worker, u64 at, const struct tap_queue *q)
+{
+	struct rec_irq *r = reserve(sizeof(*r));
+
+	if (!r)
+		return;
+	fill_head(&r->head, at, REC_IRQ, DELIVERY_UNKNOWN, q->ifindex);
+	r->signalled = at;
+	r->tid = current_tid();
+	r->vm = 0;
+	r->vcpu = 0;
+	r->index = NOT_KNOWN;
+	r->vector = VECTOR_SKIPPED;
+	r->state = STATE_UNKNOWN;
+	__builtin_memcpy(r->clock, worker->signal.clock, sizeof(r->clock)); /* of no meaning */
+	submit(r);
+}
+
+/*
+ * A signal of this worker begins, of whichever queue. If the last one has not ended, the kernel skipped
+ * on_signalled(): its packets would be taken for those of the next signal.
+ */
+static __always_inline void end_last_signal(struct clock *worker)
+{
+	struct signal *s = &worker->signal;
+
+	if (worker->actor == ACTOR_WORKER && s->begun && !s->sent && !worker->taking.ifindex)
+		tell_skipped(worker, s->begun, &s->queue);
+	s->begun = 0;
+}
+
 /* The worker is about to write packets to the guest's ring. */
 static __always_inline void begin_signal(struct clock *worker, const struct tap_queue *q)
 {

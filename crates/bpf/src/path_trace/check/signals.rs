@@ -28,14 +28,19 @@ fn begins(host: &mut Host) -> u64 {
     host.now
 }
 
+/// The signals that are told, and the times of their events.
+fn told(host: &Host) -> Vec<(u64, Interrupt)> {
+    let signal = |(ts, kind)| match kind {
+        EventKind::Interrupt(i) => Some((ts, i)),
+        _ => None,
+    };
+    records(&host.object).into_iter().filter_map(signal).collect()
+}
+
 /// The only signal that is told, and the time of its event.
 fn ends(host: &Host) -> (u64, Interrupt) {
     host.happens(Happening::Signalled, 0, TOLD_WORKER, 0);
-    let told = records(&host.object).into_iter().filter_map(|(ts, kind)| match kind {
-        EventKind::Interrupt(i) => Some((ts, i)),
-        _ => None,
-    });
-    let told: Vec<_> = told.collect();
+    let told = told(host);
     let [told] = told[..] else { panic!("{told:?}") };
     assert_eq!((told.1.vm, told.1.vcpu, told.1.index), (7, INDEX, Some(3)));
     told
@@ -141,4 +146,57 @@ fn an_interrupt_that_the_worker_did_not_send_is_not_its() {
     host.passes(US);
     let (at, told) = ends(&host);
     assert_eq!((told.delivery, told.signalled, at), (Delivery::Accepted, began, accepted));
+}
+
+/// Whether a signal is one of which a probe's run was skipped.
+fn is_skipped(i: &Interrupt) -> bool {
+    i.is_of_unknown_arrival() && (i.vm, i.state, i.vector) == (0, None, Interrupt::SKIPPED)
+}
+
+/// The kernel skipped the probe at the beginning: nothing is known of the signal but that it covers what the worker took.
+#[test]
+fn a_signal_whose_beginning_was_skipped_is_told_at_its_end() {
+    let mut host = host();
+    for takes in [true, false] {
+        host.passes(10 * US);
+        if takes {
+            host.happens(Happening::Takes, 0, TOLD_WORKER, 0);
+        }
+        host.happens(Happening::Written, 0, TOLD_WORKER, 0);
+        host.happens(Happening::Accepted, types::wake_context::CONTEXT_THREAD.0, TOLD_WORKER, INDEX);
+        host.passes(10 * US);
+        host.happens(Happening::Signalled, 0, TOLD_WORKER, 0);
+        let told = told(&host);
+        assert_eq!(told.len(), usize::from(takes), "{told:?}");
+        assert!(
+            told.iter().all(|(at, i)| is_skipped(i) && (*at, i.signalled) == (host.now, host.now)),
+            "{told:?}"
+        );
+    }
+}
+
+/// That at the end: its packets are not taken for those of the next signal. An interrupt that was sent has been told already.
+#[test]
+fn a_signal_whose_end_was_skipped_is_told_when_the_next_one_begins() {
+    for sent in [false, true] {
+        let mut host = host();
+        host.sleeps(0, TOLD, HOG);
+        let began = begins(&mut host);
+        host.happens(Happening::Written, 0, TOLD_WORKER, 0);
+        if sent {
+            let context = types::wake_context::CONTEXT_THREAD.0;
+            host.happens(Happening::Accepted, context, TOLD_WORKER, INDEX);
+        }
+        host.passes(100 * US);
+        begins(&mut host);
+        let told = told(&host);
+        let [(at, first)] = told[..] else { panic!("{told:?}") };
+        if sent {
+            assert_eq!((first.delivery, first.signalled), (Delivery::Accepted, began));
+        } else {
+            assert!(is_skipped(&first) && (at, first.signalled) == (began, began), "{first:?}");
+        }
+        host.happens(Happening::Written, 0, TOLD_WORKER, 0);
+        assert_eq!(ends(&host).1.delivery, Delivery::Suppressed);
+    }
 }
