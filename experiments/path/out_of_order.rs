@@ -32,7 +32,8 @@ pub fn out_of_order(report: &Report, recording: Option<&Path>) -> Result<u64> {
 /// A request: its tap, and its key.
 type Request = (u32, u64);
 
-/// Requests that were answered after their interrupt was accepted, and before the guest entry that injected it.
+/// Requests that were answered after their interrupt was accepted, and before the guest entry that injected it; or, without an
+/// interrupt, after the signal to a vCPU that was not in guest mode, and before its next entry.
 fn answered_before_entry(mut events: Vec<Event>) -> u64 {
     events.sort_by_key(|event| event.ts);
     // By tap and fingerprint, the keys of those on a tap (not every event has the key); by worker, those that it holds; by vCPU and
@@ -53,8 +54,14 @@ fn answered_before_entry(mut events: Vec<Event>) -> u64 {
             }
             EventKind::Interrupt(i) => {
                 let requests = held.remove(&i.tid).unwrap_or_default();
-                if i.delivery == Delivery::Accepted {
-                    let of_vcpu = waiting.entry((i.vm, i.vcpu, i.vector)).or_default();
+                // Without an interrupt, a vCPU that is not in guest mode is taken to receive the packets with its next entry.
+                let vector = match i.delivery {
+                    Delivery::Accepted => Some(i.vector),
+                    Delivery::Suppressed if i.state != Some(ThreadState::Guest) => Some(0),
+                    _ => None,
+                };
+                if let Some(vector) = vector {
+                    let of_vcpu = waiting.entry((i.vm, i.vcpu, vector)).or_default();
                     of_vcpu.extend(requests.into_iter().map(|request| (request, event.ts)));
                 }
             }
@@ -157,5 +164,23 @@ mod tests {
         assert_eq!(two(Role::Either, 11, 12), 1);
         assert_eq!(two(Role::Request, 7, 12), 2);
         assert_eq!(two(Role::Segment { payload: 9, flags: 0 }, 7, 12), 0, "the key is the connection's");
+    }
+
+    /// A guest that polls may take a packet while its vCPU's thread is said to be in an exit.
+    #[test]
+    fn answers_without_an_interrupt_before_the_next_entry_are_counted() {
+        for (state, count) in [(ThreadState::Run, 1), (ThreadState::Guest, 0)] {
+            let mut signal = accepted(3);
+            if let EventKind::Interrupt(i) = &mut signal.kind {
+                (i.delivery, i.vector, i.state) = (Delivery::Suppressed, 0, Some(state));
+            }
+            let events = vec![
+                packet(1, Point::TapEnqueue, 5, Role::Request),
+                packet(2, Point::TapDequeue, 5, Role::Request),
+                signal,
+                packet(4, Point::TapSend, 5, Role::Final),
+            ];
+            assert_eq!(answered_before_entry(events), count, "{state:?}");
+        }
     }
 }
