@@ -215,6 +215,15 @@ fn load_matching(flow: &Flow, matching: Matching) -> (Object, types::settings) {
     (object.load().unwrap(), given)
 }
 
+/// A program of another name would be counted, and so cost the requests of all traced VMs.
+#[test]
+fn programs_whose_missed_runs_are_not_counted_exist() {
+    let object = super::open_object(super::OBJECT).unwrap();
+    for name in super::MISSED_ALONE.iter().chain(&super::FOR_GUESTS) {
+        assert!(object.progs().any(|p| p.name() == *name), "{name}");
+    }
+}
+
 /// What `find` or `meet` answers for a thread: the vCPU that its clock is of.
 fn clock(object: &Object, program: &str, tid: u32, vcpu: u32) -> Option<u32> {
     let program = object.progs_mut().find(|p| p.name() == program).unwrap();
