@@ -18,7 +18,11 @@ enum What {
     /// Be a VM until standard input is closed
     Machine(Machine),
     /// Print the policy that the agent is to keep
-    Policy,
+    Policy {
+        /// How many VMs it names that do not come and go
+        #[arg(long)]
+        resting: usize,
+    },
     /// Start and stop VMs and links
     Run {
         /// How many
@@ -28,7 +32,7 @@ enum What {
         #[arg(long)]
         state: PathBuf,
     },
-    /// Run VMs, and measure the agent
+    /// Run VMs of the policy, and measure the agent
     Rest {
         /// How many VMs
         #[arg(long)]
@@ -48,7 +52,7 @@ enum What {
 fn main() -> Result<()> {
     match Args::parse().what {
         What::Machine(machine) => machine::run(&machine)?,
-        What::Policy => print!("{}", driver::policy()),
+        What::Policy { resting } => print!("{}", driver::policy(resting)),
         What::Run { count, state } => println!("{}", serde_json::to_string(&driver::churn(count, &state)?)?),
         What::Rest { vms, taps, seconds, agent } => {
             println!("{}", serde_json::to_string(&driver::rest(vms, taps, seconds, agent)?)?);

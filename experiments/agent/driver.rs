@@ -19,15 +19,11 @@ const POLL: Duration = Duration::from_millis(5);
 pub const CPU: usize = 1;
 const MASK: u64 = 1 << CPU;
 
-/// The policy that is kept: VMs `s0`, ... and links `l0`, ...
-pub fn policy() -> String {
-    (0..SLOTS)
-        .map(|n| {
-            format!(
-                "[vm.s{n}]\nvcpu_cpus = \"{CPU}\"\nrps_cpus = \"{CPU}\"\n[link.l{n}]\nrps_cpus = \"{CPU}\"\n"
-            )
-        })
-        .collect()
+/// The policy that is kept: VMs `s0`, ... and links `l0`, ..., which come and go; VMs `rest0`, ..., so many.
+pub fn policy(resting: usize) -> String {
+    let vm = |name: String| format!("[vm.{name}]\nvcpu_cpus = \"{CPU}\"\nrps_cpus = \"{CPU}\"\n");
+    let slots = (0..SLOTS).map(|n| vm(format!("s{n}")) + &format!("[link.l{n}]\nrps_cpus = \"{CPU}\"\n"));
+    slots.chain((0..resting).map(|n| vm(format!("rest{n}")))).collect()
 }
 
 /// A VM that is started with this name and these taps.
@@ -140,16 +136,19 @@ pub fn churn(count: usize, state: &Path) -> Result<Churn> {
     Ok(churn)
 }
 
-/// Runs so many VMs with so many taps each, lets the agent come to rest, and measures it for `seconds`.
+/// Runs so many VMs of the policy with so many taps each, lets the agent come to rest, and measures it for `seconds`.
 ///
 /// # Errors
-/// If the VMs cannot be started.
+/// If the VMs cannot be started, or one does not get its settings, or loses them meanwhile.
 pub fn rest(vms: usize, taps: usize, seconds: f64, agent: u32) -> Result<Rest> {
-    let start = |n: usize| {
-        let taps: Vec<String> = (0..taps).map(|t| format!("r{n}-{t}")).collect();
-        Vm::start(&format!("rest{n}"), &taps)
-    };
+    let names = |n: usize| (0..taps).map(move |t| format!("r{n}-{t}"));
+    let start = |n: usize| Vm::start(&format!("rest{n}"), &names(n).collect::<Vec<_>>());
     let running = (0..vms).map(start).collect::<Result<Vec<_>>>()?;
+    let settled = || {
+        running.iter().all(|vm| vm.vcpus.iter().all(|tid| is_pinned(*tid)))
+            && (0..vms).flat_map(names).all(|tap| steers(&tap))
+    };
+    waited("the VMs have the policy's settings", settled)?;
     // The looks that follow the last start.
     std::thread::sleep(Duration::from_secs(10));
     let (before, threads_before, begun) = (cpu_seconds(agent)?, thread_seconds(agent)?, Instant::now());
@@ -162,6 +161,9 @@ pub fn rest(vms: usize, taps: usize, seconds: f64, agent: u32) -> Result<Rest> {
     };
     let threads = thread_seconds(agent)?.into_iter().map(share).collect();
     let used = Use { cpu, threads, peak_mb: peak_mb(agent)? };
+    if !settled() {
+        bail!("a VM at rest has lost the policy's settings");
+    }
     Ok(Rest { vms: running.len(), taps: running.len() * taps, seconds: elapsed, agent: used })
 }
 

@@ -21,19 +21,19 @@ pub struct Host {
 }
 
 impl Host {
-    /// Boots it. Nothing of teiji runs there yet.
+    /// Boots it. Nothing of teiji runs there yet. `resting`: VMs that its policy names and that do not come and go.
     ///
     /// # Errors
     /// If it does not boot, or the programs are missing.
-    pub fn boot(out: &Path) -> Result<Host> {
+    pub fn boot(out: &Path, resting: usize) -> Result<Host> {
         if !programs::folder()?.join("churn").is_file() {
             bail!("the driver `churn` was not built: run `cargo build -p teiji-experiments`");
         }
         let lab = Lab::boot_as(out, Spec::default())?;
         let host = Host { lab };
         // In the lab host's memory, as reading pages from outside takes real time.
-        host.sh("modprobe -a tun dummy kvm_amd; cp /mnt/bin/teiji /mnt/bin/churn /tmp/; mkdir -p /tmp/bpf /tmp/state; \
-                 chmod 700 /tmp/state; mount -t bpf bpf /tmp/bpf; /tmp/churn policy >/tmp/policy.toml")?;
+        host.sh(&format!("modprobe -a tun dummy kvm_amd; cp /mnt/bin/teiji /mnt/bin/churn /tmp/; mkdir -p /tmp/bpf /tmp/state; \
+                 chmod 700 /tmp/state; mount -t bpf bpf /tmp/bpf; /tmp/churn policy --resting {resting} >/tmp/policy.toml"))?;
         Ok(host)
     }
 
@@ -102,7 +102,7 @@ impl Host {
     /// Measures the agent at rest.
     ///
     /// # Errors
-    /// If the VMs cannot be started.
+    /// If the VMs cannot be started, or do not get the policy's settings.
     pub fn rest(&self, vms: usize, taps: usize, seconds: f64, agent: u32) -> Result<Rest> {
         let printed = self.sh(&format!(
             "ulimit -n 65536; /tmp/churn rest --vms {vms} --taps {taps} --seconds {seconds} --agent {agent}"

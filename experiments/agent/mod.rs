@@ -40,7 +40,7 @@ pub struct Use {
 /// What was measured while nothing came or went.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Rest {
-    /// VMs on the host.
+    /// VMs on the host, each with settings of the policy.
     pub vms: usize,
     /// Their taps.
     pub taps: usize,

@@ -35,7 +35,7 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<bool> {
     let folder = summary::folder("agent")?;
     let (count, vms, seconds) = if args.form.short { (48, 40, 20.0) } else { (1000, 200, 330.0) };
-    let host = Host::boot(&folder.join("lab"))?;
+    let host = Host::boot(&folder.join("lab"), vms)?;
     let mut summary = Summary::new("agent", host.lab.mode(), host.lab.host.kernel());
     let agent = host.agent()?;
     host.put_in_force()?;
@@ -60,7 +60,7 @@ fn run(args: &Args) -> Result<bool> {
     summary.claim(
         rest.agent.cpu <= CPU,
         &format!(
-            "at rest with {} VMs and {} taps the agent uses {:.2} % of a CPU, at most 1 %",
+            "at rest with {} VMs of the policy and {} taps the agent uses {:.2} % of a CPU, at most 1 %",
             rest.vms,
             rest.taps,
             rest.agent.cpu * 100.0
@@ -89,7 +89,7 @@ fn run(args: &Args) -> Result<bool> {
     }
     let _ = writeln!(
         report,
-        "\nAt rest, {} VMs and {} taps, {:.0} s: {:.2} % of a CPU, peak memory {:.1} MB.",
+        "\nAt rest, {} VMs of the policy and {} taps, {:.0} s: {:.2} % of a CPU, peak memory {:.1} MB.",
         rest.vms,
         rest.taps,
         rest.seconds,

@@ -11,8 +11,9 @@ use teiji_lab::harness::{self, Shared};
 /// How many VMs and links come and go in the short form.
 const COUNT: usize = 48;
 
-static HOST: Shared<Host> =
-    Shared::new("the lab", || Host::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("agent")).unwrap());
+static HOST: Shared<Host> = Shared::new("the lab", || {
+    Host::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("agent"), 0).unwrap()
+});
 
 fn main() -> ExitCode {
     let tests = teiji_lab::tests![

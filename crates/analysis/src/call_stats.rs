@@ -39,6 +39,11 @@ impl CallStats {
         }
     }
 
+    /// See [`Series::pack`].
+    pub(crate) fn pack(&mut self) {
+        self.at.iter_mut().chain([&mut self.total, &mut self.outside]).for_each(Series::pack);
+    }
+
     /// `None` if there was no call.
     pub(crate) fn report(self) -> Option<Groups> {
         let of = |message: CallMessage| {

@@ -45,6 +45,11 @@ impl InsideStats {
         }
     }
 
+    /// See [`Series::pack`].
+    pub(crate) fn pack(&mut self) {
+        self.parts.iter_mut().chain([&mut self.wake_up, &mut self.backlog]).for_each(Series::pack);
+    }
+
     /// Adds a complete request; returns how it was divided, if it was.
     pub(crate) fn add<'a>(&mut self, division: &'a Division) -> Option<&'a Divided> {
         match division {

@@ -285,6 +285,12 @@ impl Analyzer {
                     let gone = Vm { nics: Vec::new(), ..self.meta.vms[index].clone() };
                     self.joiner.set_vm(index, &gone);
                     self.lifetimes[index].1 = Some(change.ts);
+                    // Those that had ended before as well: their last requests may have come after their end.
+                    for (index, _) in
+                        self.lifetimes.iter().enumerate().filter(|(_, (_, ended))| ended.is_some())
+                    {
+                        self.joiner.pack(index);
+                    }
                     for stream in self.streams.of(pid) {
                         self.sorter.forget(stream);
                         self.joiner.forget_guest(stream);

@@ -90,6 +90,12 @@ impl OverTimeStats {
     }
 
     /// What requests and queues did, and the bursts, if there was a signal.
+    /// See [`Series::pack`].
+    pub(crate) fn pack(&mut self) {
+        self.signals.pack();
+        self.arrivals.pack();
+    }
+
     pub(crate) fn report(self) -> (OverTime, Option<Bursts>) {
         let bursts = self.signals.depth().map(|signals| Bursts {
             signals,

@@ -1,20 +1,74 @@
 //! Running statistics in bounded memory.
 //!
 //! [`Series`] is a distribution of durations: a histogram (two significant digits, up to one hour) for the percentiles,
-//! and exact count, mean, standard deviation (by Welford's method), minimum and maximum. [`Shares`] measures how each
+//! and exact count, mean, standard deviation (by Welford's method), minimum and maximum. A histogram takes some 20 kB, and a VM
+//! has dozens of them; so those of a VM that has ended are packed. [`Shares`] measures how each
 //! of several parts varies with their total: the covariance of a part with the total, divided by the variance of the
 //! total, is the part's share of the fluctuation. The shares of parts that add up to the total add up to 1.
 
 use hdrhistogram::Histogram;
+use std::borrow::Cow;
 use teiji_model::report::{DepthDist, Dist};
 
 /// The longest duration that the histogram distinguishes, ns: one hour.
 const LONGEST: u64 = 3_600_000_000_000;
 
+/// How often values were recorded.
+#[derive(Clone, Default)]
+enum Counts {
+    #[default]
+    None,
+    /// By value, with the histogram's precision.
+    Open(Histogram<u64>),
+    /// The values that were recorded, with the histogram's precision, and how often each was.
+    Packed(Box<[(u64, u64)]>),
+}
+
+impl Counts {
+    fn unpack(packed: &[(u64, u64)]) -> Option<Histogram<u64>> {
+        let mut histogram = Histogram::new(2).ok()?; // Never fails.
+        for (value, count) in packed {
+            let _ = histogram.record_n(*value, *count); // It grows as needed, so nothing is out of its range.
+        }
+        Some(histogram)
+    }
+
+    fn histogram(&self) -> Option<Cow<'_, Histogram<u64>>> {
+        match self {
+            Counts::None => None,
+            Counts::Open(histogram) => Some(Cow::Borrowed(histogram)),
+            Counts::Packed(packed) => Counts::unpack(packed).map(Cow::Owned),
+        }
+    }
+
+    /// The histogram, to record in it.
+    fn open(&mut self) -> Option<&mut Histogram<u64>> {
+        let opened = match self {
+            Counts::None => Counts::unpack(&[]),
+            Counts::Packed(packed) => Counts::unpack(packed),
+            Counts::Open(_) => None,
+        };
+        if let Some(histogram) = opened {
+            *self = Counts::Open(histogram);
+        }
+        match self {
+            Counts::Open(histogram) => Some(histogram),
+            _ => None,
+        }
+    }
+
+    fn pack(&mut self) {
+        if let Counts::Open(histogram) = self {
+            let all = histogram.iter_recorded().map(|v| (v.value_iterated_to(), v.count_at_value()));
+            *self = Counts::Packed(all.collect());
+        }
+    }
+}
+
 /// See the module.
 #[derive(Clone, Default)]
 pub(crate) struct Series {
-    histogram: Option<Histogram<u64>>,
+    counts: Counts,
     count: u64,
     mean: f64,
     m2: f64,
@@ -31,21 +85,24 @@ impl Series {
         let d = value as f64 - self.mean;
         self.mean += d / self.count as f64;
         self.m2 += d * (value as f64 - self.mean);
-        if self.histogram.is_none() {
-            self.histogram = Histogram::new_with_bounds(1, LONGEST, 2).ok(); // These bounds never fail.
-        }
-        if let Some(h) = &mut self.histogram {
+        if let Some(h) = self.counts.open() {
             let _ = h.record(value.min(LONGEST)); // It grows as needed, so nothing is out of its range.
         }
     }
 
-    fn quantile(&self, q: f64) -> u64 {
-        self.histogram.as_ref().map_or(0, |h| h.value_at_quantile(q)).clamp(self.min, self.max)
+    /// Keeps it in as little memory as can be: hardly any values come any more. One that comes all the same unpacks it.
+    pub(crate) fn pack(&mut self) {
+        self.counts.pack();
+    }
+
+    fn quantiles<const N: usize>(&self, q: [f64; N]) -> [u64; N] {
+        let histogram = self.counts.histogram();
+        q.map(|q| histogram.as_ref().map_or(0, |h| h.value_at_quantile(q)).clamp(self.min, self.max))
     }
 
     /// The median; 0 if there is no value.
     pub(crate) fn median(&self) -> u64 {
-        self.quantile(0.5)
+        self.quantiles([0.5])[0]
     }
 
     pub(crate) fn count(&self) -> u64 {
@@ -57,15 +114,16 @@ impl Series {
         if self.count == 0 {
             return Dist::default();
         }
+        let [p50, p90, p99, p999] = self.quantiles([0.5, 0.9, 0.99, 0.999]);
         Dist {
             count: self.count,
             mean: self.mean,
             stddev: (self.m2.max(0.0) / self.count as f64).sqrt(),
             min: self.min,
-            p50: self.quantile(0.5),
-            p90: self.quantile(0.9),
-            p99: self.quantile(0.99),
-            p999: self.quantile(0.999),
+            p50,
+            p90,
+            p99,
+            p999,
             max: self.max,
         }
     }
@@ -160,6 +218,24 @@ mod tests {
             let p50 = sorted[(values.len() - 1) / 2];
             prop_assert!(d.p50.abs_diff(p50) <= p50 / 50 + 1, "{} {}", d.p50, p50);
             prop_assert!(d.min <= d.p50 && d.p50 <= d.p90 && d.p90 <= d.p99 && d.p99 <= d.p999 && d.p999 <= d.max);
+        }
+    }
+
+    proptest! {
+        /// Whenever it is packed, and however often.
+        #[test]
+        fn a_packed_series_is_the_same(
+            values in prop::collection::vec((0u64..5_000_000_000_000, any::<bool>()), 1..100),
+        ) {
+            let (mut packed, mut open) = (Series::default(), Series::default());
+            for (value, pack) in values {
+                packed.record(value);
+                open.record(value);
+                if pack {
+                    packed.pack();
+                }
+                prop_assert_eq!(format!("{:?}", packed.dist()), format!("{:?}", open.dist()));
+            }
         }
     }
 

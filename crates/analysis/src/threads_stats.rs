@@ -72,6 +72,14 @@ impl ThreadStats {
     }
 
     /// What was found; `None` if no start was reported. `name` returns a thread's name.
+    /// See [`Series::pack`].
+    pub(crate) fn pack(&mut self) {
+        self.wake_up
+            .iter_mut()
+            .chain([&mut self.per_request, &mut self.to_application])
+            .for_each(Series::pack);
+    }
+
     pub(crate) fn report(&self, name: &dyn Fn(Thread) -> String) -> Option<ThreadsReport> {
         let role = |role: ThreadRole| {
             let mut by: Vec<(By, u64)> =

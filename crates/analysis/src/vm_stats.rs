@@ -127,6 +127,18 @@ impl VmStats {
         }
     }
 
+    /// The VM has ended: see [`Series::pack`].
+    pub(crate) fn pack(&mut self) {
+        let VmStats { inbound, outbound, depth, total, stages, cell_series, .. } = self;
+        let all = inbound.stages.iter_mut().chain(&mut outbound.stages).chain(stages).chain(cell_series);
+        all.chain([depth, total]).for_each(Series::pack);
+        self.calls.pack();
+        self.outgoing.pack();
+        self.over_time.pack();
+        self.inside.pack();
+        self.threads.pack();
+    }
+
     /// Adds a request that is not complete.
     pub(crate) fn leave_out(&mut self, outcome: Outcome, exclusion: Exclusion) {
         self.left_out.add(outcome, exclusion, &mut self.requests);

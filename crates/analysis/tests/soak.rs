@@ -2,8 +2,8 @@
 //! (`make soak`: 24).
 //!
 //! What the trace does with events is done here, too: they are written to a recording and analysed, and a snapshot is taken
-//! now and then. Calls begin and end, requests are dropped or never answered, packets look alike, threads come and go and
-//! are named, events are lost.
+//! now and then. Calls begin and end, requests are dropped or never answered, packets look alike, VMs and threads come and
+//! go and are named, events are lost.
 
 mod common;
 
@@ -13,15 +13,23 @@ use teiji_analysis::{Analyzer, Options};
 use teiji_model::event::*;
 use teiji_model::flow::Matching;
 use teiji_model::recording::Writer;
-use teiji_model::report::Counters;
+use teiji_model::report::{Counters, MAX_VMS};
+use teiji_model::stream::{Change, Changed};
 
 const SECOND: u64 = 1_000_000_000;
 /// Requests per second, of at most ten events each: 10,000 events.
 const REQUESTS: u64 = 1_050;
+/// One of so many requests is to a VM that is there for one second only, while the trace has room for another VM.
+const VISITED: u64 = 20;
+/// So many of these come each second: a trace has room for [`MAX_VMS`], and the report has a place for each of them. The
+/// last of them come before the warm-up ends; later ones are counted.
+const VISITORS: u64 = 3;
 /// In this time, s, tables fill that entries leave only for want of room: no call ends, and each request meets a new
 /// thread, so that there are more than twice as many of either as tables have room for (65,536): a hash table that is full,
 /// and whose entries change, grows once more.
 const WARM_UP: u64 = 500;
+/// What it may use by then, kB.
+const MOST: u64 = 200_000;
 /// How much memory may grow after that, kB: the allocator may keep the room of the largest table (3 MB) when its index is
 /// replaced, which happens once in hours.
 const GROWTH: u64 = 4_000;
@@ -36,6 +44,22 @@ fn resident_kb() -> u64 {
 fn noise(n: u64) -> u64 {
     let n = (n ^ n >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
     (n ^ n >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53) >> 8
+}
+
+/// The process id of a VM that comes in this second, and the index of its tap, if the trace has room for it.
+fn visitor(number: u64, nth: u64) -> Option<(u32, u32)> {
+    let before = number * VISITORS + nth;
+    (before + 2 < MAX_VMS as u64).then_some((100_000 + before as u32, 1_000 + before as u32))
+}
+
+/// VMs come at the beginning of a second, with other process ids and taps each time, and end with it.
+fn changes(number: u64) -> Vec<Change> {
+    let came = |ts| move |(pid, tap)| Change { ts, what: Changed::Vm(Box::new(vm(pid, tap))) };
+    let ended = |ts| move |(pid, _)| Change { ts, what: Changed::Ended { pid } };
+    let visitors =
+        || (0..VISITORS).map(|nth| visitor(number, nth).unwrap_or((99_000 + nth as u32, 900 + nth as u32)));
+    let (begin, end) = (T + number * SECOND, T + (number + 1) * SECOND - 1);
+    visitors().map(came(begin)).chain(visitors().map(ended(end))).collect()
 }
 
 /// The events of a second, in the order in which they are drained: every 10 ms, CPU by CPU.
@@ -65,6 +89,17 @@ fn second(number: u64) -> Vec<Event> {
                 !fp,
                 matching(Role::Final),
             )),
+        }
+        if let Some((pid, tap)) = visitor(number, i % VISITORS).filter(|_| i / VISITORS % VISITED == 0) {
+            for event in &mut h.0[first..] {
+                match &mut event.kind {
+                    EventKind::Packet(p) if p.ifindex == TAP => p.ifindex = tap,
+                    EventKind::Interrupt(i) => (i.ifindex, i.vm) = (tap, pid),
+                    EventKind::GuestEntry(e) => e.vm = pid,
+                    EventKind::Kick(k) => (k.ifindex, k.vm) = (tap, pid),
+                    _ => {}
+                }
+            }
         }
         // Later a new thread has the vCPU's CPU each tenth of a second.
         let each = if number < WARM_UP { 1 } else { REQUESTS / 10 };
@@ -103,6 +138,10 @@ fn memory_is_flat() {
     let (mut events, mut joined, mut warm) = (0u64, 0u64, 0);
     let (begun, mut told) = (Instant::now(), Instant::now());
     for number in 0..seconds {
+        for change in changes(number) {
+            recording.change(&change).unwrap();
+            analyzer.change(change);
+        }
         for event in second(number) {
             recording.push(event).unwrap();
             analyzer.push(event, &mut |_| joined += 1);
@@ -112,11 +151,15 @@ fn memory_is_flat() {
         recording.sync(&counters).unwrap();
         // In the warm-up as well: a copy of all that is followed needs room.
         if number % 60 == 59 {
-            assert_eq!(analyzer.snapshot(counters).vms.len(), 2);
+            let report = analyzer.snapshot(counters);
+            let vms = 2 + (number + 1) * VISITORS;
+            assert_eq!(report.vms.len() as u64 + report.not_followed, vms);
+            assert_eq!(report.vms.len() as u64, vms.min(MAX_VMS as u64));
         }
         let now = resident_kb();
         if number == WARM_UP {
             warm = now;
+            assert!(warm <= MOST, "{warm} kB with {MAX_VMS} VMs that have ended");
         }
         assert!(
             number < WARM_UP || now <= warm + GROWTH,
@@ -136,6 +179,9 @@ fn memory_is_flat() {
     let report =
         analyzer.finish(Counters { ended: T + seconds * SECOND, events, ..Counters::default() }, &mut |_| ());
     let requests = report.vms[0].requests;
-    assert!(requests.complete > requests.seen * 9 / 10 && requests.complete >= joined, "{requests:?}");
+    let of_visitors: u64 = report.vms[2..].iter().map(|vm| vm.requests.complete).sum();
+    assert!(requests.complete > requests.seen * 9 / 10, "{requests:?}");
+    assert!(requests.complete + of_visitors >= joined, "{requests:?}, {of_visitors}, {joined}");
+    assert!(report.vms[2..].iter().all(|vm| vm.requests.complete > 0), "a VM without a request");
     println!("{requests:?}, {} late", report.late);
 }

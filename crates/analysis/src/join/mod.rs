@@ -271,6 +271,11 @@ impl Joiner {
         self.common.set_taps(vm as u32, v);
     }
 
+    /// Keeps the statistics of a VM that has ended in little memory.
+    pub(crate) fn pack(&mut self, vm: usize) {
+        self.common.vm_stats[vm].pack();
+    }
+
     /// The clock of a guest's stream was measured: it may be wrong by `error` ns.
     pub(crate) fn guest_clock(&mut self, stream: StreamId, pid: u32, error: u64) {
         self.requests.inside.clock(stream, pid, error);
