@@ -1,8 +1,9 @@
-//! Guests that take a packet off their ring without its interrupt: a guest polls the ring once more after it has enabled
-//! interrupts. If it answers before the guest entry that injects the interrupt, that request's points are out of order.
+//! Requests that were answered before the guest entry that is taken for theirs: their points are out of order. A guest polls its
+//! ring once more after it has enabled interrupts, and may take a packet whose interrupt is under way, or for which none is sent.
 //!
 //! The report's count of such requests is made by teiji, so it excuses nothing by itself. The recording has to show as many
-//! requests that were answered between the two. Of TCP, whose packets have the key of their connection, it shows none.
+//! requests that were answered between signal and entry. Without an interrupt, which vCPU receives a packet is teiji's own
+//! conclusion; so only few of those count. Of TCP, whose packets have the key of their connection, the recording shows none.
 
 use super::late::events;
 use anyhow::{Context, Result, ensure};
@@ -20,7 +21,7 @@ pub fn out_of_order(report: &Report, recording: Option<&Path>) -> Result<u64> {
     let count = report.vms.iter().map(|vm| vm.left_out_for(Reason::OutOfOrder)).sum();
     if count > 0 {
         let what = || format!("{count} requests are out of order, and no recording shows why");
-        let shown = answered_before_entry(events(recording.with_context(what)?)?);
+        let shown = answered_before_entry(events(recording.with_context(what)?)?).excusable();
         ensure!(
             count <= shown,
             "{count} requests are out of order, but the recording shows {shown} that were answered before the guest entry"
@@ -32,20 +33,37 @@ pub fn out_of_order(report: &Report, recording: Option<&Path>) -> Result<u64> {
 /// A request: its tap, and its key.
 type Request = (u32, u64);
 
-/// Requests that were answered after their interrupt was accepted, and before the guest entry that injected it; or, without an
-/// interrupt, after the signal to a vCPU that was not in guest mode, and before its next entry.
-fn answered_before_entry(mut events: Vec<Event>) -> u64 {
+/// What a recording shows.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Answered {
+    /// Requests that were answered after their interrupt was accepted, and before the guest entry that injected it.
+    with_interrupt: u64,
+    /// Those answered after the signal to a vCPU that was not in guest mode, and before its next entry, without an interrupt.
+    without: u64,
+    /// Requests that were put on a tap.
+    requests: u64,
+}
+
+impl Answered {
+    /// Three of the others, or one of a hundred requests: more would be a fault of teiji's.
+    fn excusable(&self) -> u64 {
+        self.with_interrupt + self.without.min(3.max(self.requests / 100))
+    }
+}
+
+fn answered_before_entry(mut events: Vec<Event>) -> Answered {
     events.sort_by_key(|event| event.ts);
     // By tap and fingerprint, the keys of those on a tap (not every event has the key); by worker, those that it holds; by vCPU and
-    // vector, those whose interrupt waits, with its time.
+    // vector, those whose interrupt waits, with its time, and those without an interrupt.
     let mut on_tap: HashMap<(u32, u64), u64> = HashMap::new();
     let mut held: HashMap<u32, Vec<Request>> = HashMap::new();
-    let mut waiting: HashMap<(u32, u32, u8), Vec<(Request, u64)>> = HashMap::new();
-    let mut answered = 0;
+    let mut waiting: HashMap<(u32, u32, u8), Vec<(Request, u64, Delivery)>> = HashMap::new();
+    let mut answered = Answered::default();
     for event in events {
         match event.kind {
             EventKind::Packet(p) if p.point == Point::TapEnqueue => {
                 let key = p.matching.filter(|m| !matches!(m.role, Role::Segment { .. })).map(|m| m.key);
+                answered.requests += u64::from(key.is_some());
                 key.map(|key| on_tap.insert((p.ifindex, p.fingerprint), key));
             }
             EventKind::Packet(p) if p.point == Point::TapDequeue => {
@@ -62,20 +80,23 @@ fn answered_before_entry(mut events: Vec<Event>) -> u64 {
                 };
                 if let Some(vector) = vector {
                     let of_vcpu = waiting.entry((i.vm, i.vcpu, vector)).or_default();
-                    of_vcpu.extend(requests.into_iter().map(|request| (request, event.ts)));
+                    of_vcpu.extend(requests.into_iter().map(|request| (request, event.ts, i.delivery)));
                 }
             }
             EventKind::Packet(p) if p.point == Point::TapSend => {
                 let Some(key) = p.matching.map(|m| m.key) else { continue };
                 for of_vcpu in waiting.values_mut() {
-                    let before = of_vcpu.len();
-                    of_vcpu.retain(|(request, _)| *request != (p.ifindex, key));
-                    answered += (before - of_vcpu.len()) as u64;
+                    of_vcpu.retain(|(request, _, delivery)| {
+                        let is_it = *request == (p.ifindex, key);
+                        answered.without += u64::from(is_it && *delivery == Delivery::Suppressed);
+                        answered.with_interrupt += u64::from(is_it && *delivery != Delivery::Suppressed);
+                        !is_it
+                    });
                 }
             }
             EventKind::GuestEntry(e) => {
                 if let Some(of_vcpu) = waiting.get_mut(&(e.vm, e.vcpu, e.vector)) {
-                    of_vcpu.retain(|(_, accepted)| *accepted > e.upto);
+                    of_vcpu.retain(|(_, accepted, _)| *accepted > e.upto);
                 }
             }
             _ => {}
@@ -141,7 +162,7 @@ mod tests {
     }
 
     /// Two requests; the interrupt of the second comes after the entry of the first was decided on.
-    fn two(role: Role, first_answer: u64, second_answer: u64) -> u64 {
+    fn two(role: Role, first_answer: u64, second_answer: u64) -> Answered {
         use Point::{TapDequeue, TapEnqueue, TapSend};
         answered_before_entry(vec![
             packet(1, TapEnqueue, 5, role),
@@ -160,10 +181,15 @@ mod tests {
 
     #[test]
     fn answers_between_an_interrupt_and_its_entry_are_counted_and_no_others() {
-        assert_eq!(two(Role::Either, 11, 21), 0);
-        assert_eq!(two(Role::Either, 11, 12), 1);
-        assert_eq!(two(Role::Request, 7, 12), 2);
-        assert_eq!(two(Role::Segment { payload: 9, flags: 0 }, 7, 12), 0, "the key is the connection's");
+        let shown = |with_interrupt, requests| Answered { with_interrupt, without: 0, requests };
+        assert_eq!(two(Role::Either, 11, 21), shown(0, 2));
+        assert_eq!(two(Role::Either, 11, 12), shown(1, 2));
+        assert_eq!(two(Role::Request, 7, 12), shown(2, 2));
+        assert_eq!(
+            two(Role::Segment { payload: 9, flags: 0 }, 7, 12),
+            shown(0, 0),
+            "the key is the connection's"
+        );
     }
 
     /// A guest that polls may take a packet while its vCPU's thread is said to be in an exit.
@@ -180,7 +206,18 @@ mod tests {
                 signal,
                 packet(4, Point::TapSend, 5, Role::Final),
             ];
-            assert_eq!(answered_before_entry(events), count, "{state:?}");
+            let answered = answered_before_entry(events);
+            assert_eq!(answered, Answered { with_interrupt: 0, without: count, requests: 1 }, "{state:?}");
+        }
+    }
+
+    /// Which vCPU receives a packet without an interrupt is teiji's conclusion: if that were wrong often, it would excuse itself.
+    #[test]
+    fn few_answers_without_an_interrupt_are_excusable() {
+        for (with_interrupt, without, requests, excusable) in
+            [(5, 3, 10, 8), (0, 4, 10, 3), (0, 40, 1000, 10)]
+        {
+            assert_eq!(Answered { with_interrupt, without, requests }.excusable(), excusable);
         }
     }
 }

@@ -33,7 +33,7 @@ use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use teiji_host::kernel::names_open_files;
+use teiji_host::kernel::names_own_files;
 
 /// How many bytes of the name the name of the unfinished file begins with; its total length stays below the limit of
 /// file systems, 255.
@@ -192,7 +192,7 @@ fn what_is(folder: &impl AsFd, name: &CStr) -> io::Result<Target> {
     match kind(found.st_mode) {
         SFlag::S_IFDIR => Ok(Target::Folder),
         SFlag::S_IFREG => Ok(Target::Replaceable),
-        SFlag::S_IFLNK if names_open_files(folder) => Ok(Target::Special(OFlag::empty())),
+        SFlag::S_IFLNK if names_own_files(folder) => Ok(Target::Special(OFlag::empty())),
         SFlag::S_IFLNK => Ok(Target::Replaceable),
         _ if found.st_uid == geteuid().as_raw() || only_ours(folder)? => {
             Ok(Target::Special(OFlag::O_NOFOLLOW))
@@ -237,9 +237,10 @@ fn c_string(name: &OsStr) -> io::Result<CString> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
     use std::os::unix::fs::symlink;
 
-    /// Its owner makes the path lead to a folder of the kernel's after teiji has opened the folder.
+    /// The owner of a folder on the path replaces it by a link to /dev after teiji has opened it.
     #[test]
     fn a_link_is_judged_by_the_folder_that_was_opened() {
         let dir = tempfile::tempdir().unwrap();
@@ -252,5 +253,35 @@ mod tests {
         assert!(matches!(what_is(&folder, &name).unwrap(), Target::Replaceable));
         let (folder, name) = folder_of(&path.join("stdout")).unwrap();
         assert!(matches!(what_is(&folder, &name).unwrap(), Target::Special(_)));
+    }
+
+    /// Somebody has mounted a folder of his own on /dev, in a mount namespace of his own.
+    #[test]
+    fn a_dev_of_another_namespace_is_no_dev() {
+        let script = "mount -t tmpfs none /dev && ln -s /etc/passwd /dev/stdout && echo mounted && cat";
+        let mut there = std::process::Command::new("unshare");
+        let there = there.args(["--map-root-user", "--mount", "sh", "-c", script]);
+        let mut there =
+            there.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).spawn().unwrap();
+        let mut said = [0; 8];
+        there.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+        let found = ["dev", "proc/self/fd"].map(|folder| {
+            let path = format!("/proc/{}/root/{folder}/stdout", there.id());
+            folder_of(Path::new(&path)).and_then(|(folder, name)| what_is(&folder, &name))
+        });
+        drop(there.stdin.take());
+        there.wait().unwrap();
+        assert_eq!(&said, b"mounted\n");
+        assert!(matches!(found[0], Ok(Target::Replaceable)));
+        assert!(!matches!(found[1], Ok(Target::Special(_))));
+    }
+
+    /// What names this process's files.
+    #[test]
+    fn links_to_own_files_are_followed() {
+        for path in ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "/proc/thread-self/fd/1"] {
+            let (folder, name) = folder_of(Path::new(path)).unwrap();
+            assert!(matches!(what_is(&folder, &name).unwrap(), Target::Special(_)), "{path}");
+        }
     }
 }

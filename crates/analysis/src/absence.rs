@@ -78,17 +78,22 @@ fn advice(reason: Reason, report: &Report, outbound: u64) -> String {
         }
         Reason::TraceEnded => "The trace ended before the requests did: trace longer with --for.".into(),
         Reason::ArrivalUnknown => {
-            "vhost workers were held up while they handed packets to a guest: give them CPUs with less to do.".into()
+            "vhost workers were stalled while they handed packets to guests, or the kernel skipped probes of them: give vhost workers \
+             and vCPUs CPUs of their own, or trace fewer VMs."
+                .into()
         }
         Reason::Evicted | Reason::TooManyTaps => "More packets were on the path at once than teiji follows: narrow --flow.".into(),
         Reason::OutOfOrder => {
-            "Guests answered before the guest entry that injects the interrupt: they look into their ring once more after they have \
-             enabled interrupts. This says nothing of the other requests: trace longer with --for.".into()
+            "Guests took packets before their interrupt was delivered, because they look into their ring once more after they have \
+             enabled interrupts. Such requests cannot be timed: trace longer with --for; under less load fewer are affected."
+                .into()
         }
         Reason::NotLearnt => "Only the first requests of a trace, or of a queue, were seen: trace longer with --for.".into(),
         Reason::NoInterrupt => {
-            "No vCPU was seen to accept the interrupts of the NIC: only interrupts by messages (MSI-X) are followed; see \
-             /proc/interrupts in the guest.".into()
+            "No vCPU was seen to accept the interrupts of the NIC. teiji follows MSI-X only: if the NIC's lines in the guest's \
+             /proc/interrupts say IO-APIC, enable MSI-X (QEMU: vectors=). With vhost=off, the thread that serves the tap may also \
+             have lost its CPU: give it one with less to do."
+                .into()
         }
         Reason::NotSignalled
         | Reason::NotForwarded
@@ -108,7 +113,8 @@ fn missing(report: &Report) -> String {
         ),
         (
             counters.missed > 0,
-            "The kernel skipped runs of probes, so stages are missing: trace again, for longer.",
+            "The kernel skipped runs of probes, so stages are missing: give vhost workers and vCPUs CPUs of their own, or \
+             trace fewer VMs.",
         ),
         (
             report.late_beyond_window() > 0,

@@ -343,9 +343,20 @@ impl Analyzer {
             vms.push(VmReport { came: after(*came), ended: after(*ended), ..report });
         }
         let (late, late_no_room) = (self.sorter.late(), self.sorter.late_no_room());
-        let not_followed = self.left_out;
+        let (not_followed, skipped_signals) = (self.left_out, common.skipped_signals);
         let guests = self.streams.report();
-        Report { schema: SCHEMA, meta: self.meta, counters, late, late_no_room, not_followed, guests, vms }
+        let meta = self.meta;
+        Report {
+            schema: SCHEMA,
+            meta,
+            counters,
+            late,
+            late_no_room,
+            skipped_signals,
+            not_followed,
+            guests,
+            vms,
+        }
     }
 }
 

@@ -3,10 +3,11 @@
 
 use crate::Root;
 use crate::task::task;
+use nix::sys::stat::{fstat, stat};
 use nix::unistd::{SysconfVar, sysconf};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -73,11 +74,13 @@ pub fn thread_name(tid: u32) -> Option<Vec<u8>> {
     Some(name.into_iter().take(15).take_while(|&b| b != b'\n').collect())
 }
 
-/// Whether the links of an open folder are the kernel's names for open files, such as `/dev/stdout` and `/proc/self/fd/1`. The
-/// folder itself is asked for its path: whoever owns a folder on the way to it may have put another one there since it was opened.
-pub fn names_open_files(folder: &impl AsFd) -> bool {
-    let path = std::fs::read_link(format!("/proc/self/fd/{}", folder.as_fd().as_raw_fd()));
-    path.is_ok_and(|folder| folder == Path::new("/dev") || folder.starts_with("/proc"))
+/// Whether the links of an open folder name this process's open files, as `/dev/stdout` and `/proc/self/fd/1` do. It has to be
+/// that folder itself: a path proves nothing, as whoever owns a folder on the way may have replaced it since, and in a mount
+/// namespace of his own anybody may have a `/dev`.
+pub fn names_own_files(folder: &impl AsFd) -> bool {
+    let Ok(folder) = fstat(folder) else { return false };
+    let is_it = |path| stat(path).is_ok_and(|it| (it.st_dev, it.st_ino) == (folder.st_dev, folder.st_ino));
+    ["/dev", "/proc/self/fd", "/proc/thread-self/fd"].into_iter().any(is_it)
 }
 
 /// A process that is watched. An open file of its folder in `/proc` fails once the process has ended, and never refers

@@ -263,13 +263,20 @@ pub struct Interrupt {
 
 impl Interrupt {
     /// Stands for the vector of a signal of which the kernel skipped the run of a probe: it is not known when the guest received the
-    /// packets. [`Event::ts`] and `signalled` are then its beginning or its end, whichever was seen; the vCPU is not known. No
-    /// guest's device has this vector. (Not a variant of [`Delivery`]: see [`Delivery::Unknown`].)
+    /// packets. If the vCPU's state is known, only the probe after the write was skipped: see [`Delivery::Unknown`]. Otherwise
+    /// [`Event::ts`] and `signalled` are the beginning or the end of the signal, whichever was seen, or just before the worker took the
+    /// next packet if neither was; the vCPU is not known. Signals of unknown arrival have no vector of a guest's, so this is none.
+    /// (Not a variant of [`Delivery`]: see [`Delivery::Unknown`].)
     pub const SKIPPED: u8 = 255;
+
+    /// Whether the kernel skipped the run of a probe, so that it is not known when the guest received the packets.
+    pub fn is_skipped(&self) -> bool {
+        self.delivery == Delivery::Unknown && self.vector == Self::SKIPPED
+    }
 
     /// Whether the guest received the packets, and it is not known when.
     pub fn is_of_unknown_arrival(&self) -> bool {
-        self.delivery == Delivery::Unknown && (self.state.is_some() || self.vector == Self::SKIPPED)
+        self.is_skipped() || self.delivery == Delivery::Unknown && self.state.is_some()
     }
 }
 

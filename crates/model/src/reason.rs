@@ -85,9 +85,8 @@ reasons! {
     NotSignalled, "not_signalled", Teiji, "taken off the tap, and the signal to the guest was not seen";
     /// The worker signalled, but no vCPU of the VM was seen to accept the interrupt.
     NoInterrupt, "no_interrupt", Teiji, "signalled to the guest, but no vCPU was seen to accept the interrupt";
-    /// The worker was held up while it handed the packet to the guest, which polled and ran meanwhile; or the kernel skipped a run of
-    /// a probe of the signal.
-    ArrivalUnknown, "arrival_unknown", Teiji, "handed to a running guest while the vhost worker was held up, or its probe skipped: when the guest received it is not known";
+    /// The worker was stalled while it handed the packet to a guest that polls, or the kernel skipped a run of a probe of the signal.
+    ArrivalUnknown, "arrival_unknown", Teiji, "when the guest received it is not known: the vhost worker was stalled while it handed it over, or the kernel skipped a probe";
     /// The interrupt was accepted, but the vCPU was not seen to enter the guest with it.
     NotEntered, "not_entered", Host, "its interrupt was accepted, but the vCPU was not seen to enter the guest with it";
     /// The packet reached the guest, but no response came.
@@ -142,8 +141,8 @@ impl Reason {
                 "its answer was signalled to the guest, but no vCPU was seen to accept the interrupt"
             }
             Reason::ArrivalUnknown => {
-                "its answer was handed to a running guest while the vhost worker was held up, or its probe \
-                 skipped: when the guest received it is not known"
+                "when the guest received its answer is not known: the vhost worker was stalled while it handed it over, or \
+                 the kernel skipped a probe"
             }
             Reason::NotEntered => {
                 "the interrupt of its answer was accepted, but the vCPU was not seen to enter the guest with it"

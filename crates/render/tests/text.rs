@@ -205,8 +205,8 @@ fn no_request_is_explained() {
     };
     message(mostly(Reason::NoAnswer, |_| ()), "sent nothing back");
     message(mostly(Reason::NotForwarded, |_| ()), "A point of the path was not seen");
-    message(mostly(Reason::NoInterrupt, |_| ()), "only interrupts by messages");
-    message(mostly(Reason::OutOfOrder, |_| ()), "before the guest entry");
+    message(mostly(Reason::NoInterrupt, |_| ()), "follows MSI-X only");
+    message(mostly(Reason::OutOfOrder, |_| ()), "before their interrupt was delivered");
     message(mostly(Reason::NotLearnt, |_| ()), "Only the first requests");
     message(mostly(Reason::DroppedIn, |r| r.counters.lost = vec![1]), "The host dropped the requests");
     message(mostly(Reason::NotEntered, |r| r.counters.lost = vec![1]), "is the VM paused");
@@ -249,6 +249,11 @@ fn no_request_is_explained() {
 fn missed_runs_of_probes_are_told_in_a_line_if_there_are_any() {
     let text = explanation(|r| r.counters.missed = 3);
     assert!(text.contains("missed 3 runs of probes") && text.contains("requests of that time"), "{text}");
+    let text = explanation(|r| r.skipped_signals = 2);
+    assert!(
+        text.contains("missed probes of 2 signals of vhost workers") && text.contains("are left out"),
+        "{text}"
+    );
     assert!(!explanation(|_| ()).contains("missed"));
     let text = explanation(|r| r.late = 2);
     assert!(text.contains("2 events came too late") && !explanation(|_| ()).contains("too late"), "{text}");

@@ -153,6 +153,8 @@ pub(crate) struct Common {
     pub(crate) vm_stats: Vec<VmStats>,
     /// Splits that were discarded because they did not fit their stage.
     pub(crate) splits_dropped: u64,
+    /// See [`teiji_model::report::Report::skipped_signals`].
+    pub(crate) skipped_signals: u64,
     /// Records that were removed early because there was no room for others.
     pub(crate) evicted: u64,
 }
@@ -233,6 +235,7 @@ impl Joiner {
             ended: None,
             vm_stats: Vec::new(),
             splits_dropped: 0,
+            skipped_signals: 0,
             evicted: 0,
         };
         let matching = meta.watch.matching;
@@ -361,6 +364,7 @@ impl Joiner {
                 if let Some(reading) = i.reading().filter(|_| self.inbound.awaits(i)) {
                     requests.vcpu(now, &reading, false);
                 }
+                c.skipped_signals += u64::from(i.is_skipped());
                 self.inbound.interrupt(now, i, c, requests);
             }
             EventKind::GuestEntry(e) => {

@@ -171,7 +171,9 @@ enum happening {
 	SIGNALS,
 	WRITTEN,
 	SIGNALLED,
-	ACCEPTED
+	ACCEPTED,
+	SENDS,
+	ENTERED_AT
 };
 
 /* What happens to a thread, or is asked about it. */
@@ -181,7 +183,9 @@ struct event {
 	u32 cpu; /* of ACCEPTED: the context */
 	u32 thread;
 	/* who gets the CPU of a thread that is preempted or goes to sleep; the context of WAKING; the vCPU
-	 * that took the last interrupt of a worker that SIGNALS, or that ACCEPTED this one */
+	 * that ACCEPTED an interrupt of the worker; how many buffers a worker that TAKES a packet has used;
+	 * whether a worker SIGNALS received packets, and not that it has sent some; how much later an
+	 * interrupt was accepted than the time of the entry with it was read, ns */
 	u32 next;
 };
 
@@ -191,7 +195,6 @@ SEC("tc")
 int happen(struct __sk_buff *skb)
 {
 	struct tap_queue q = {.ifindex = TOLD_TAP};
-	struct vcpu_key target = {.vm = TOLD_VM};
 	u64 spent[STATES];
 	struct clock *c;
 	struct event e;
@@ -227,15 +230,18 @@ int happen(struct __sk_buff *skb)
 		clock_enters(c, e.thread, c->vm, e.now);
 		return 0;
 	}
+	if (e.happening == ENTERED_AT)
+		return entered_at(e.now, e.now + e.next) - e.now;
 	if (e.happening == TAKES) { /* a packet off a tap */
-		c->holds = 1;
+		takes(c, e.now, &q, e.next);
+		return 0;
+	}
+	if (e.happening == SENDS) { /* a frame of the guest */
+		end_last_signal(c);
 		return 0;
 	}
 	if (e.happening == SIGNALS) {
-		target.vcpu = e.next;
-		bpf_map_update_elem(&target_vcpus, &q, &target, BPF_ANY);
-		end_last_signal(c);
-		begin_signal(c, &q);
+		signal_begins(c, e.next ? &q : NULL);
 		return 0;
 	}
 	if (e.happening == WRITTEN) {
@@ -244,18 +250,13 @@ int happen(struct __sk_buff *skb)
 		return 0;
 	}
 	if (e.happening == ACCEPTED) { /* KVM has been told to interrupt TOLD_VM */
-		c->signal.vm = TOLD_VM;
+		interrupts_vm(c, TOLD_VM);
 		test_context = e.cpu;
-		if (is_sending(c))
-			interrupt_accepted(c, e.next, 38);
+		interrupt_accepted(c, e.next, 38);
 		return 0;
 	}
 	if (e.happening == SIGNALLED) {
-		if (c->signal.begun)
-			end_signal(c);
-		else if (c->holds)
-			tell_skipped(c, e.now, &q);
-		c->holds = 0;
+		signal_ends(c);
 		return 0;
 	}
 	clock_read(c, e.now, spent);

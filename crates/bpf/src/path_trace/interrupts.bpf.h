@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Probes from vhost's signal to the guest entry that takes the interrupt, and of the vCPU around it. What is
- * told of a signal for which the guest wants no interrupt: signals.bpf.h.
+ * Probes from vhost's signal to the guest entry that takes the interrupt, and of the vCPU around it. What
+ * they keep of a signal, and tell of it: signals.bpf.h.
  */
 #ifndef TEIJI_INTERRUPTS_BPF_H
 #define TEIJI_INTERRUPTS_BPF_H
@@ -53,11 +53,12 @@ int BPF_PROG(on_signal, void *dev, struct vhost_virtqueue *vq)
 
 	if (!c)
 		return 0;
-	end_last_signal(c);
-	if (c->actor != ACTOR_WORKER || !is_vq(vq, 0) || !queue_of(vq, &q))
-		return 0;
-	learn_vm(c, &q);
-	begin_signal(c, &q);
+	if (c->actor == ACTOR_WORKER && is_vq(vq, 0) && queue_of(vq, &q)) {
+		learn_vm(c, &q);
+		signal_begins(c, &q);
+	} else {
+		signal_begins(c, NULL);
+	}
 	return 0;
 }
 
@@ -89,8 +90,8 @@ int BPF_PROG(on_irqfd, struct kvm_kernel_irq_routing_entry *entry, struct kvm *k
 	if (c->taking.ifindex)
 		vmm_signals(c, kvm, route_id(BPF_CORE_READ(entry, gsi)));
 	/* not kvm->userspace_pid: in Linux 6.12 its offset is too large for a load instruction */
-	else if (c->signal.begun)
-		c->signal.vm = BPF_CORE_READ(kvm, userspace_pid);
+	else
+		interrupts_vm(c, BPF_CORE_READ(kvm, userspace_pid));
 	return 0;
 }
 
@@ -99,34 +100,27 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 {
 	struct clock *worker = clock_of(current_tid());
 
-	if (is_sending(worker))
+	if (worker)
 		interrupt_accepted(worker, apicid, vector);
 	return 0;
 }
 
 SEC("fexit/vhost_add_used_and_signal_n")
-int BPF_PROG(on_signalled, void *dev, struct vhost_virtqueue *vq)
+int BPF_PROG(on_signalled)
 {
 	struct clock *worker = clock_of(current_tid());
-	struct tap_queue q;
 
-	if (!worker)
-		return 0;
-	if (worker->signal.begun)
-		end_signal(worker);
-	/* the kernel skipped on_signal() */
-	else if (worker->holds && worker->actor == ACTOR_WORKER && is_vq(vq, 0) && queue_of(vq, &q))
-		tell_skipped(worker, bpf_ktime_get_ns(), &q);
-	worker->holds = 0;
+	if (worker)
+		signal_ends(worker);
 	return 0;
 }
 
 /*
- * Until when the packets had come whose interrupt this entry injects; 0: it injects none, or none of a
- * worker. KVM injects right before the entry. (Not at the tracepoint kvm_inj_virq: there the vCPU thread can
- * be preempted, and another vCPU's run on that CPU would be skipped.)
+ * When the interrupt was accepted that this entry injects, which is then forgotten; 0: it injects none, or
+ * none of a worker. KVM injects right before the entry. (Not at the tracepoint kvm_inj_virq: there the vCPU
+ * thread can be preempted, and another vCPU's run on that CPU would be skipped.)
  */
-static __always_inline u64 injects_upto(const struct kvm_vcpu *vcpu, u32 vm)
+static __always_inline u64 take_accepted(const struct kvm_vcpu *vcpu, u32 vm)
 {
 	struct vector_key key = {.vm = vm, .vcpu = vcpu->vcpu_id, .vector = vcpu->arch.interrupt.nr};
 	u64 *at;
@@ -210,19 +204,20 @@ static __noinline int entered(struct kvm_vcpu *vcpu, u64 id)
 		learn_vcpu(c, vm, vcpu->vcpu_id);
 	c->apic = (u64)vcpu->arch.apic;
 	clock_enters(c, tid, vm, now);
-	upto = injects_upto(vcpu, vm);
+	upto = take_accepted(vcpu, vm);
 	if (upto) {
+		now = entered_at(now, upto);
 		clock_read(c, now, spent);
 		emit_entry(c, now, upto, vcpu->arch.interrupt.nr, spent);
 	}
 	if (c->announced && __sync_lock_test_and_set(&c->announced, 0)) {
 		/*
 		 * Workers may have announced after `now` was read. So `upto` is read after `announced` was
-		 * cleared, and the record is 1 ns later: it sorts after every signal that it covers.
+		 * cleared.
 		 */
 		upto = bpf_ktime_get_ns();
 		clock_read(c, upto, spent);
-		emit_entry(c, upto + 1, upto, 0, spent);
+		emit_entry(c, entered_at(0, upto), upto, 0, spent);
 	}
 	return 0;
 }

@@ -143,6 +143,7 @@ struct vhost_virtqueue {
 	struct vhost_dev *dev;
 	struct vhost_poll poll;
 	void *private_data;
+	u16 last_used_idx;
 };
 
 /* Contains the preemption count in Linux 6.2 to 6.14. */

@@ -90,9 +90,9 @@ struct {
 
 /* A worker's signal to a guest, while it is being sent. */
 struct signal {
-	u64 begun; /* 0: none is being sent */
-	struct tap_queue queue;
-	u32 vm; /* that KVM was told to interrupt; 0: none yet */
+	u64 begun;		/* 0: none is being sent */
+	struct tap_queue queue; /* off which the worker takes packets */
+	u32 vm;			/* that KVM was told to interrupt; 0: none yet */
 	u8 sent;
 	/* what the vCPU did that took the queue's last interrupt, when the packets were in the ring */
 	u8 state;   /* enum thread_state */
@@ -145,7 +145,9 @@ struct clock {
 	u64 slept_at;	  /* when it last fell asleep; 0: never seen */
 	u8 reads;	  /* enum reads: what its last look at the tap finds */
 	u8 sends;	  /* it has sent a frame since it slept */
-	u8 pad2[6];
+	u16 used; /* worker: how many buffers of the guest's ring it had used when it took the first of those
+		   * packets, modulo 2^16 */
+	u8 pad2[4];
 	/* vCPU: when a worker last had packets for which no injection may be seen; see announce(). 0: none */
 	u64 announced;
 	struct signal signal; /* worker: written by the worker alone */

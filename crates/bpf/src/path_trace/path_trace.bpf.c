@@ -10,6 +10,7 @@
  *
  *   netif_rx, netif_receive_skb     received by the host            HOST_RX
  *   net_dev_start_xmit (on a tap)   put on the tap                  TAP_ENQUEUE
+ *   handle_rx                       the worker begins to empty a tap: its vhost_net
  *   tun_recvmsg                     taken by the vhost worker       TAP_DEQUEUE
  *   vhost_add_used_and_signal_n     written and signalled        \
  *   vhost_add_used_n                in the guest's ring           |
@@ -252,6 +253,14 @@ static __always_inline u16 queue_depth(struct ptr_ring *ring, struct clock *c)
 	return n < 0 ? 0 : n > 0xffff ? 0xffff : n;
 }
 
+/* Of the ring for received packets, as vhost counts; 0 if it is not known which ring. */
+static __always_inline u16 used_buffers(const struct clock *c)
+{
+	struct vhost_net *net = (struct vhost_net *)c->net;
+
+	return net ? BPF_CORE_READ(net, vqs[0].vq.last_used_idx) : 0;
+}
+
 /* The thread of this clock serves a queue: one of the maps `workers` and `senders` says so. */
 static __always_inline void refer(void *map, const struct tap_queue *q, struct clock *c)
 {
@@ -286,7 +295,7 @@ static __always_inline int taken_by_vhost(struct msghdr *m, struct net_device *d
 	c = worker_clock(now);
 	if (c) {
 		refer(&workers, &q, c);
-		c->holds = 1;
+		takes(c, now, &q, used_buffers(c));
 	}
 
 	data = BPF_CORE_READ(skb, data);
@@ -321,6 +330,7 @@ static __always_inline int vhost_sends(struct net_device *dev, u16 queue)
 		c = worker_clock(bpf_ktime_get_ns());
 	if (!c)
 		return 0;
+	end_last_signal(c);
 	c->sending = q;
 	refer(&senders, &q, c);
 	return 0;

@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * A vhost worker's signal to a guest, from its beginning to its record: when the guest received the packets,
- * if it wants no interrupt for them. What is called when: interrupts.bpf.h.
+ * A vhost worker's signal to a guest: vhost_add_used_and_signal_n() writes the packets that the worker has
+ * taken to the guest's ring, and sends an interrupt if the guest wants one. Here is what is known of a signal
+ * from its beginning to its record, with an interrupt and without; also if the kernel skipped a run of a
+ * probe, as it does while another thread is preempted within the same probe on that CPU. The probes are in
+ * interrupts.bpf.h; vmm.bpf.h has those of taps that the VMM serves itself.
+ *
+ *   takes() ─► signal_begins() ─► packets_written() ─► interrupt_accepted(), if one is sent ─► signal_ends()
  */
 #ifndef TEIJI_SIGNALS_BPF_H
 #define TEIJI_SIGNALS_BPF_H
@@ -70,26 +75,49 @@ static __always_inline void tell_skipped(struct clock *worker, u64 at, const str
 }
 
 /*
- * A signal of this worker begins, of whichever queue. If the last one has not ended, the kernel skipped
- * on_signalled(): its packets would be taken for those of the next signal.
+ * The worker does something that it does in no signal. If its last signal has not ended, the kernel skipped
+ * on_signalled(): the packets would be taken for those of the next signal.
  */
 static __always_inline void end_last_signal(struct clock *worker)
 {
 	struct signal *s = &worker->signal;
 
-	if (worker->actor == ACTOR_WORKER && s->begun && !s->sent && !worker->taking.ifindex)
+	if (!s->begun || worker->actor != ACTOR_WORKER || worker->taking.ifindex)
+		return;
+	if (!s->sent)
 		tell_skipped(worker, s->begun, &s->queue);
 	s->begun = 0;
+	worker->holds = 0;
 }
 
-/* The worker is about to write packets to the guest's ring. */
-static __always_inline void begin_signal(struct clock *worker, const struct tap_queue *q)
+/*
+ * The worker takes a packet off a tap. If it holds others, and has written to the guest's ring since it took
+ * them, it has signalled them, and the kernel skipped the probes at both ends of the signal.
+ */
+static __always_inline void takes(struct clock *worker, u64 now, const struct tap_queue *q, u16 used)
+{
+	end_last_signal(worker);
+	if (worker->holds && worker->used != used)
+		tell_skipped(worker, now - 1, q);
+	worker->holds = 1;
+	worker->used = used;
+	worker->signal.queue = *q;
+	worker->signal.vm = 0;
+}
+
+/* A signal begins: of the packets that the worker has taken if q, else of frames that the guest has sent. */
+static __always_inline void signal_begins(struct clock *worker, const struct tap_queue *q)
 {
 	struct signal *s = &worker->signal;
-	struct vcpu_key *target = bpf_map_lookup_elem(&target_vcpus, q);
+	struct vcpu_key *target;
 	struct clock *vcpu = NULL;
 	u64 now;
 
+	end_last_signal(worker);
+	s->begun = 0;
+	if (!q)
+		return;
+	target = bpf_map_lookup_elem(&target_vcpus, q);
 	s->queue = *q;
 	s->sent = 0;
 	s->told = 0;
@@ -117,16 +145,19 @@ static __always_inline void begin_signal(struct clock *worker, const struct tap_
  *
  * The worker may lose its CPU between the write and this probe, too. If the vCPU was in guest mode since the
  * signal began, and halted (a guest that polls does so only when it has handled what is in the ring), or it
- * took longer than UNKNOWN_AFTER to come here, the guest may have received the packets at any time since
- * then. late: the write is longer ago than the way from it to here. Then an exit or a wait for a CPU, too,
- * may have come after the guest handled the packets.
+ * took longer than UNKNOWN_AFTER to come here, the guest may have received the packets at any time since the
+ * signal began.
+ *
+ * probe_skipped: this is the end of the signal, as the kernel skipped on_written(). So the write was longer
+ * ago, and whatever the vCPU did since the signal began, it may have done with the packets or without, unless
+ * it was in guest mode all the time, or not at all.
  */
-static __always_inline void packets_written(struct signal *s, bool late)
+static __always_inline void packets_written(struct signal *s, bool probe_skipped)
 {
 	struct clock *c = s->target.vm ? vcpu_clock(&s->target) : NULL;
 	u64 now = bpf_ktime_get_ns(), in_guest = s->clock[STATE_GUEST];
 	s64 took = 0;
-	bool ran;
+	bool ran, stayed;
 
 	if (c) {
 		s->before = announce(c, now);
@@ -134,11 +165,12 @@ static __always_inline void packets_written(struct signal *s, bool late)
 		/* read anew: the worker may have lost its CPU just before the look at the vCPU */
 		took = bpf_ktime_get_ns() - s->begun;
 		ran = s->clock[STATE_GUEST] != in_guest;
+		stayed = s->state == STATE_GUEST && s->clock[STATE_GUEST] - in_guest == now - s->begun;
 		/* in guest mode without having been there before: it entered after `now` */
 		if (took > UNKNOWN_AFTER)
 			s->unknown = ran || s->state == STATE_GUEST;
 		else
-			s->unknown = ran && (late ? s->state != STATE_GUEST : is_halted(s->state));
+			s->unknown = ran && (probe_skipped ? !stayed : is_halted(s->state));
 		s->told = s->state != STATE_GUEST && !s->unknown;
 		if (!s->told)
 			withdraw(c, now, s->before);
@@ -172,13 +204,11 @@ static __always_inline void forget_announced(struct clock *worker)
 		withdraw(c, s->written, s->before);
 }
 
-/*
- * Whether an interrupt that KVM accepts now is the worker's. A host interrupt may come in between, and send a
- * guest another one.
- */
-static __always_inline bool is_sending(const struct clock *worker)
+/* KVM is told to interrupt this VM, in the context of the worker. */
+static __always_inline void interrupts_vm(struct clock *worker, u32 vm)
 {
-	return worker && worker->signal.begun && worker->signal.vm && !interrupted();
+	if (worker->signal.begun || worker->holds)
+		worker->signal.vm = vm;
 }
 
 /*
@@ -193,7 +223,10 @@ static __always_inline bool delivered_by_hardware(const struct clock *vcpu)
 	return apic && BPF_CORE_READ(apic, apicv_active);
 }
 
-/* A vCPU has accepted the worker's interrupt. */
+/*
+ * A vCPU has accepted an interrupt, in the context of the worker. A host interrupt may come in between, and
+ * send a guest another one.
+ */
 static __always_inline void interrupt_accepted(struct clock *worker, u32 apicid, u8 vector)
 {
 	struct clock *c;
@@ -205,12 +238,17 @@ static __always_inline void interrupt_accepted(struct clock *worker, u32 apicid,
 	bool unseen;
 	u8 state, delivery = DELIVERY_ACCEPTED;
 
+	if (!(worker->signal.begun || worker->holds) || !worker->signal.vm || interrupted())
+		return;
 	now = bpf_ktime_get_ns();
 	target.vm = worker->signal.vm;
 	target.vcpu = apicid;
 	q = worker->signal.queue;
-	worker->signal.sent = 1;
 	bpf_map_update_elem(&target_vcpus, &q, &target, BPF_ANY);
+	/* the kernel skipped on_signal(): see signal_ends() */
+	if (!worker->signal.begun)
+		return;
+	worker->signal.sent = 1;
 	forget_announced(worker);
 
 	c = vcpu_clock(&target);
@@ -254,21 +292,23 @@ static __always_inline void interrupt_accepted(struct clock *worker, u32 apicid,
 	}
 }
 
-/* The signal has ended: tells what it was, unless an interrupt did. */
-static __always_inline void end_signal(struct clock *worker)
+/*
+ * A signal has ended: tells what it was, unless an interrupt did. One of which the kernel skipped on_signal()
+ * is one of received packets if the worker holds some: between taking them and signalling them it sends no
+ * other.
+ */
+static __always_inline void signal_ends(struct clock *worker)
 {
 	struct signal *s = &worker->signal;
 	struct rec_irq *r;
-	bool known, unknown;
+	bool known, unknown, probe_skipped;
 	u64 at;
 
-	if (!s->sent) {
-		/*
-		 * The kernel skipped on_written(), as it does if another worker was preempted within it on
-		 * this CPU. The packets were written since the signal began, so this is like a worker that
-		 * was held up for so long before on_written().
-		 */
-		if (!s->written && !s->vm)
+	if (!s->begun && worker->holds && worker->actor == ACTOR_WORKER)
+		tell_skipped(worker, bpf_ktime_get_ns(), &s->queue);
+	if (s->begun && !s->sent) {
+		probe_skipped = !s->written && !s->vm;
+		if (probe_skipped)
 			packets_written(s, true);
 		known = s->written && s->target.vm && !s->vm;
 		unknown = known && s->unknown;
@@ -280,7 +320,7 @@ static __always_inline void end_signal(struct clock *worker)
 			r->vm = known ? s->target.vm : s->vm;
 			r->vcpu = known ? s->target.vcpu : 0;
 			r->index = known ? vcpu_index(vcpu_clock(&s->target)) : NOT_KNOWN;
-			r->vector = 0;
+			r->vector = unknown && probe_skipped ? VECTOR_SKIPPED : 0;
 			r->state = known ? s->state : STATE_UNKNOWN;
 			/* of no meaning if the state is not known */
 			__builtin_memcpy(r->clock, s->clock, sizeof(r->clock));
@@ -288,6 +328,15 @@ static __always_inline void end_signal(struct clock *worker)
 		}
 	}
 	s->begun = 0;
+	s->vm = 0;
+	worker->holds = 0;
+}
+
+/* When a vCPU was in guest mode with an interrupt that had been accepted at `upto`. It may have been accepted
+ * since `now` was read: the entry sorts after every signal that it covers. */
+static __always_inline u64 entered_at(u64 now, u64 upto)
+{
+	return now > upto ? now : upto + 1;
 }
 
 #endif

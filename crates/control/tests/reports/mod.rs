@@ -44,6 +44,7 @@ pub fn report(vms: Vec<VmReport>) -> Report {
         counters,
         late: 0,
         late_no_room: 0,
+        skipped_signals: 0,
         not_followed: 0,
         guests: vec![],
         vms,

@@ -88,11 +88,20 @@ pub fn lost(report: &Report) -> Vec<String> {
         );
         lines.extend(wrap(&text, WIDTH));
     }
+    let remedy = "give vhost workers and vCPUs CPUs of their own, or trace fewer VMs";
     if counters.missed > 0 {
         let text = format!(
             "missed {} of probes, which the kernel skips while the same probe is running on that CPU; requests of \
-             that time are left out: trace fewer VMs, or give their vhost workers CPUs of their own",
+             that time are left out: {remedy}",
             count(counters.missed, "run")
+        );
+        lines.extend(wrap(&text, WIDTH));
+    }
+    if report.skipped_signals > 0 {
+        let text = format!(
+            "missed probes of {} of vhost workers, for the same reason; requests whose packets they delivered are left out: \
+             {remedy}",
+            count(report.skipped_signals, "signal")
         );
         lines.extend(wrap(&text, WIDTH));
     }

@@ -1,5 +1,5 @@
-//! What is told of a worker's signal for which the guest wants no interrupt, on signals made for it: also if the kernel skipped the
-//! probe after the write, as it does while another worker is preempted within that probe on the same CPU.
+//! What is told of a worker's signals, on signals made for it: also if the kernel skipped runs of the probes, as it does while
+//! another worker is preempted within such a probe on the same CPU.
 
 use super::threads::{HOG, Happening, Host, TOLD, TOLD_WORKER, US, records, telling};
 use super::{clock, types};
@@ -9,13 +9,29 @@ use teiji_model::stage::ThreadState;
 /// Of the vCPU [`TOLD`].
 const INDEX: u32 = 3;
 
-/// A host with a vCPU that has been in guest mode, and its worker.
+/// A host with a vCPU in guest mode, which has taken an interrupt of its worker.
 fn host() -> Host {
     let mut host = telling();
     clock(&host.object, "meet_worker", TOLD_WORKER, 0);
     enters(&host);
     host.passes(100 * US);
+    takes(&host, 0);
+    begins(&mut host);
+    accepted(&host, INDEX);
+    host.happens(Happening::Signalled, 0, TOLD_WORKER, 0);
+    assert_eq!(told(&host).len(), 1);
+    host.passes(100 * US);
     host
+}
+
+/// The worker takes a packet; it has used so many buffers of the guest's ring by then.
+fn takes(host: &Host, used: u32) {
+    host.happens(Happening::Takes, 0, TOLD_WORKER, used);
+}
+
+/// A vCPU accepts an interrupt of the worker.
+fn accepted(host: &Host, vcpu: u32) {
+    host.happens(Happening::Accepted, types::wake_context::CONTEXT_THREAD.0, TOLD_WORKER, vcpu);
 }
 
 fn enters(host: &Host) {
@@ -24,7 +40,7 @@ fn enters(host: &Host) {
 
 fn begins(host: &mut Host) -> u64 {
     host.passes(10 * US);
-    host.happens(Happening::Signals, 0, TOLD_WORKER, INDEX);
+    host.happens(Happening::Signals, 0, TOLD_WORKER, 1);
     host.now
 }
 
@@ -55,7 +71,7 @@ struct Case {
     /// When the signal ends.
     ends: u64,
     state: ThreadState,
-    /// When the guest received the packets is known if the probe after the write ran at the end; and if it was skipped.
+    /// Whether it is known when the guest received the packets: if the probe after the write ran, and if it was skipped.
     known: [bool; 2],
 }
 
@@ -72,7 +88,7 @@ const fn case(
 use Happening::{Enters, Exits, Preempted, WentToSleep};
 use ThreadState::{Asleep, Guest, Ready, Run};
 
-const CASES: [Case; 9] = [
+const CASES: [Case; 11] = [
     // It does not run: it receives the packets with its next entry, whenever they were written.
     case(true, &[], 10, Asleep, [true, true]),
     case(true, &[], 180, Asleep, [true, true]),
@@ -86,6 +102,9 @@ const CASES: [Case; 9] = [
     case(false, &[(Exits, 5)], 10, Run, [true, false]),
     case(false, &[(Preempted, 5)], 10, Ready, [true, false]),
     case(false, &[(Exits, 5)], 180, Run, [false, false]),
+    // It may have handled them in between.
+    case(false, &[(Exits, 5), (Enters, 8)], 10, Guest, [true, false]),
+    case(true, &[(Enters, 5)], 10, Guest, [true, false]),
 ];
 
 /// The kernel skips the probe after the write while another worker is preempted within it on the same CPU.
@@ -111,6 +130,9 @@ fn when_the_guest_received_packets_is_told_as_far_as_it_is_known() {
             assert_eq!((told.delivery, told.state), (delivery, Some(case.state)), "case {n}, {seen}");
             let times = if known { (host.now, began) } else { (began, host.now) };
             assert_eq!((at, told.signalled), times, "case {n}, {seen}");
+            let vector = if seen || known { 0 } else { Interrupt::SKIPPED };
+            assert_eq!(told.vector, vector, "case {n}, {seen}");
+            assert_eq!(told.is_of_unknown_arrival(), !known, "case {n}, {seen}");
         }
     }
 }
@@ -133,70 +155,135 @@ fn what_happens_after_the_write_changes_nothing() {
 
 /// While the worker signals, an interrupt of the host has KVM interrupt another vCPU.
 #[test]
-fn an_interrupt_that_the_worker_did_not_send_is_not_its() {
-    let (interrupt, thread) = (types::wake_context::CONTEXT_INTERRUPT, types::wake_context::CONTEXT_THREAD);
+fn an_interrupt_that_the_worker_did_not_send_is_not_credited_to_it() {
     let mut host = host();
     host.sleeps(0, TOLD, HOG);
     let began = begins(&mut host);
-    for (context, vcpu) in [(interrupt, 5), (thread, INDEX)] {
-        host.passes(US);
-        host.happens(Happening::Accepted, context.0, TOLD_WORKER, vcpu);
-    }
+    host.passes(US);
+    host.happens(Happening::Accepted, types::wake_context::CONTEXT_INTERRUPT.0, TOLD_WORKER, 5);
+    host.passes(US);
+    accepted(&host, INDEX);
     let accepted = host.now;
     host.passes(US);
     let (at, told) = ends(&host);
     assert_eq!((told.delivery, told.signalled, at), (Delivery::Accepted, began, accepted));
 }
 
-/// Whether a signal is one of which a probe's run was skipped.
-fn is_skipped(i: &Interrupt) -> bool {
-    i.is_of_unknown_arrival() && (i.vm, i.state, i.vector) == (0, None, Interrupt::SKIPPED)
+/// Whether a signal is one of which a probe's run was skipped, and which was told then, with the packets that were taken by then.
+fn is_skipped((at, i): &(u64, Interrupt), then: u64) -> bool {
+    i.is_of_unknown_arrival()
+        && (i.vm, i.state, i.vector) == (0, None, Interrupt::SKIPPED)
+        && (*at, i.signalled) == (then, then)
 }
 
-/// The kernel skipped the probe at the beginning: nothing is known of the signal but that it covers what the worker took.
+/// A signal that is seen, with no interrupt. Returns the only record of it.
+fn suppressed(host: &mut Host) -> Interrupt {
+    begins(host);
+    host.passes(10 * US);
+    host.happens(Happening::Written, 0, TOLD_WORKER, 0);
+    host.happens(Happening::Signalled, 0, TOLD_WORKER, 0);
+    let told = told(host);
+    let [(_, told)] = told[..] else { panic!("{told:?}") };
+    assert_eq!(told.delivery, Delivery::Suppressed);
+    told
+}
+
+/// The kernel skipped the probe at the beginning: nothing is known of the signal but that it covers what the worker took, and
+/// which vCPU was interrupted.
 #[test]
 fn a_signal_whose_beginning_was_skipped_is_told_at_its_end() {
     let mut host = host();
-    for takes in [true, false] {
+    for (used, takes_one) in [(1, true), (2, false)] {
         host.passes(10 * US);
-        if takes {
-            host.happens(Happening::Takes, 0, TOLD_WORKER, 0);
+        if takes_one {
+            takes(&host, used);
         }
         host.happens(Happening::Written, 0, TOLD_WORKER, 0);
-        host.happens(Happening::Accepted, types::wake_context::CONTEXT_THREAD.0, TOLD_WORKER, INDEX);
+        accepted(&host, if takes_one { 5 } else { 6 });
         host.passes(10 * US);
         host.happens(Happening::Signalled, 0, TOLD_WORKER, 0);
         let told = told(&host);
-        assert_eq!(told.len(), usize::from(takes), "{told:?}");
-        assert!(
-            told.iter().all(|(at, i)| is_skipped(i) && (*at, i.signalled) == (host.now, host.now)),
-            "{told:?}"
-        );
+        assert_eq!(told.len(), usize::from(takes_one), "{told:?}");
+        assert!(told.iter().all(|signal| is_skipped(signal, host.now)), "{told:?}");
+    }
+    // Not the one that was interrupted before.
+    takes(&host, 3);
+    assert_eq!(suppressed(&mut host).vcpu, 5);
+}
+
+/// The kernel skipped the probe at the end: the packets are not counted with the next signal. If an interrupt was sent, there is a
+/// record already.
+#[test]
+fn a_signal_whose_end_was_skipped_is_told_when_the_worker_does_something_else() {
+    use Happening::{Sends, Signals};
+    for sent in [false, true] {
+        for what in [Signals, Happening::Takes, Sends] {
+            let mut host = host();
+            host.sleeps(0, TOLD, HOG);
+            takes(&host, 1);
+            let began = begins(&mut host);
+            host.happens(Happening::Written, 0, TOLD_WORKER, 0);
+            if sent {
+                accepted(&host, INDEX);
+            }
+            host.passes(100 * US);
+            // Of frames that the guest has sent, or a packet.
+            host.happens(what, 0, TOLD_WORKER, if matches!(what, Happening::Takes) { 2 } else { 0 });
+            let told = told(&host);
+            let [first] = told[..] else { panic!("{told:?}") };
+            if sent {
+                assert_eq!((first.1.delivery, first.1.signalled), (Delivery::Accepted, began));
+            } else {
+                assert!(is_skipped(&first, began), "{first:?}");
+            }
+            // An interrupt for frames that it has sent says nothing of its packets.
+            if !matches!(what, Happening::Takes) {
+                accepted(&host, 5);
+                host.happens(Happening::Signalled, 0, TOLD_WORKER, 0);
+                takes(&host, 2);
+            }
+            assert_eq!(suppressed(&mut host).vcpu, INDEX);
+        }
     }
 }
 
-/// That at the end: its packets are not taken for those of the next signal. An interrupt that was sent has been told already.
+/// The kernel skipped the probes at both ends: the packets are not counted with the next signal, nor are its with theirs.
 #[test]
-fn a_signal_whose_end_was_skipped_is_told_when_the_next_one_begins() {
-    for sent in [false, true] {
-        let mut host = host();
-        host.sleeps(0, TOLD, HOG);
-        let began = begins(&mut host);
-        host.happens(Happening::Written, 0, TOLD_WORKER, 0);
-        if sent {
-            let context = types::wake_context::CONTEXT_THREAD.0;
-            host.happens(Happening::Accepted, context, TOLD_WORKER, INDEX);
-        }
-        host.passes(100 * US);
-        begins(&mut host);
-        let told = told(&host);
-        let [(at, first)] = told[..] else { panic!("{told:?}") };
-        if sent {
-            assert_eq!((first.delivery, first.signalled), (Delivery::Accepted, began));
-        } else {
-            assert!(is_skipped(&first) && (at, first.signalled) == (began, began), "{first:?}");
-        }
-        host.happens(Happening::Written, 0, TOLD_WORKER, 0);
-        assert_eq!(ends(&host).1.delivery, Delivery::Suppressed);
-    }
+fn a_signal_of_which_all_was_skipped_is_told_when_the_worker_takes_the_next_packet() {
+    let mut host = host();
+    takes(&host, 1);
+    host.passes(10 * US);
+    takes(&host, 1);
+    assert_eq!(told(&host).len(), 0);
+    // It has used two buffers.
+    host.passes(100 * US);
+    takes(&host, 3);
+    let told = told(&host);
+    assert!(told.len() == 1 && is_skipped(&told[0], host.now - 1), "{told:?}");
+    suppressed(&mut host);
+}
+
+/// The end of one, and the beginning of the next, to another vCPU.
+#[test]
+fn two_signals_with_skipped_probes_are_not_taken_for_one() {
+    let mut host = host();
+    takes(&host, 1);
+    let began = begins(&mut host);
+    host.happens(Happening::Written, 0, TOLD_WORKER, 0);
+    host.passes(100 * US);
+    takes(&host, 2);
+    host.passes(10 * US);
+    host.happens(Happening::Written, 0, TOLD_WORKER, 0);
+    accepted(&host, 5);
+    host.happens(Happening::Signalled, 0, TOLD_WORKER, 0);
+    let told = told(&host);
+    assert!(told.len() == 2 && is_skipped(&told[0], began) && is_skipped(&told[1], host.now), "{told:?}");
+}
+
+/// An entry with an interrupt that was accepted after the time of the entry was read sorts after the interrupt.
+#[test]
+fn an_entry_is_later_than_the_interrupt_that_it_takes() {
+    let host = host();
+    assert_eq!(host.happens(Happening::EnteredAt, 0, TOLD_WORKER, 5), 6);
+    assert_eq!(host.happens(Happening::EnteredAt, 0, TOLD_WORKER, 0), 1);
 }

@@ -47,6 +47,8 @@ pub(super) enum Happening {
     Written,
     Signalled,
     Accepted,
+    Sends,
+    EnteredAt,
 }
 
 pub(super) struct Host {
