@@ -33,6 +33,9 @@ pub fn out_of_order(report: &Report, recording: Option<&Path>) -> Result<u64> {
 /// A request: its tap, and its key.
 type Request = (u32, u64);
 
+/// A request that waits for a guest entry, since when, and with or without an interrupt.
+type Waiting = (Request, u64, Delivery);
+
 /// What a recording shows.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Answered {
@@ -57,7 +60,7 @@ fn answered_before_entry(mut events: Vec<Event>) -> Answered {
     // vector, those whose interrupt waits, with its time, and those without an interrupt.
     let mut on_tap: HashMap<(u32, u64), u64> = HashMap::new();
     let mut held: HashMap<u32, Vec<Request>> = HashMap::new();
-    let mut waiting: HashMap<(u32, u32, u8), Vec<(Request, u64, Delivery)>> = HashMap::new();
+    let mut waiting: HashMap<(u32, u32, u8), Vec<Waiting>> = HashMap::new();
     let mut answered = Answered::default();
     for event in events {
         match event.kind {

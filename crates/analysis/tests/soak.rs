@@ -90,7 +90,9 @@ fn second(number: u64) -> Vec<Event> {
                 matching(Role::Final),
             )),
         }
-        if let Some((pid, tap)) = visitor(number, i % VISITORS).filter(|_| i / VISITORS % VISITED == 0) {
+        if let Some((pid, tap)) =
+            visitor(number, i % VISITORS).filter(|_| (i / VISITORS).is_multiple_of(VISITED))
+        {
             for event in &mut h.0[first..] {
                 match &mut event.kind {
                     EventKind::Packet(p) if p.ifindex == TAP => p.ifindex = tap,
