@@ -69,7 +69,7 @@ fn packets(events: impl IntoIterator<Item = Event>) -> Result<u64> {
                 in_hand += 1;
                 continue;
             };
-            if i.is_of_unknown_arrival() {
+            if i.arrival_is_unknown() {
                 let took = i.signalled.saturating_sub(ts);
                 let halted = matches!(i.state, Some(ThreadState::Asleep | ThreadState::Poll));
                 ensure!(

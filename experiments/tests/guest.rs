@@ -373,7 +373,7 @@ fn a_worker_stalled_after_it_has_written_makes_no_wrong_times() {
     };
     // As likely without a stall; but here packets come close together, to a vCPU that runs.
     let raced = out_of_order::raced(traced.recording.as_deref().unwrap()).unwrap();
-    let unknown = signals(&|i| i.is_of_unknown_arrival() && !i.is_skipped());
+    let unknown = signals(&|i| i.arrival_is_unknown() && !i.is_skipped());
     eprintln!(
         "{unknown} of {} signals without an interrupt are of unknown arrival; {} requests violate the clock, of {raced} that may",
         stalls.suppressed, inside.violations

@@ -19,11 +19,15 @@ const HOOKS: &[(&str, &str, bool)] = &[
         "whose work a guest's frame is, is not known: vhost_tx is not split by what the worker did",
         false,
     ),
-    ("handle_rx", "queue depths leave out the packets that vhost has batched", false),
+    (
+        "handle_rx",
+        "queue depths leave out the packets that vhost has batched, and signals whose probes were skipped are not noticed",
+        false,
+    ),
     ("vhost_add_used_and_signal_n", "the stages vhost_rx and irq cannot be told apart", true),
     (
         "vhost_add_used_n",
-        "packets for which the guest wants no interrupt cannot be followed into the guest",
+        "many requests whose packets need no interrupt are left out (arrival_unknown)",
         true,
     ),
     ("kvm_arch_set_irq_inatomic", "an interrupt's VM is not known", true),

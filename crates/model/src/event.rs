@@ -275,7 +275,7 @@ impl Interrupt {
     }
 
     /// Whether the guest received the packets, and it is not known when.
-    pub fn is_of_unknown_arrival(&self) -> bool {
+    pub fn arrival_is_unknown(&self) -> bool {
         self.is_skipped() || self.delivery == Delivery::Unknown && self.state.is_some()
     }
 }

@@ -38,8 +38,8 @@ pub enum Error {
     UndoneByAnother,
     /// An apply that waits for its confirmation cannot read whether it was confirmed.
     #[error(
-        "all steps are done, but it cannot be told whether they stay ({}): if nobody confirms in time they are undone; see \
-         `teiji status`", cause(.0)
+        "all steps are done, but whether they were confirmed cannot be read ({}): without a confirmation in time they are undone; \
+         see `teiji status`; `teiji confirm` keeps them, `teiji rollback` undoes them", cause(.0)
     )]
     FateUnknown(Box<Error>),
     /// The state directory cannot be used.

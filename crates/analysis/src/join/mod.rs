@@ -190,7 +190,7 @@ impl Common {
     /// Why packets with this signal can be followed no further: no vCPU was seen to accept its interrupt, or it is not
     /// known whether that is one of this tap, or when the guest received the packets.
     fn without_interrupt(&self, i: &Interrupt) -> Reason {
-        if i.is_of_unknown_arrival() {
+        if i.arrival_is_unknown() {
             return Reason::ArrivalUnknown;
         }
         let by_vmm = self.tap(i.ifindex).is_some_and(|tap| self.taps[tap].served == Served::ByVmm);

@@ -182,8 +182,8 @@ impl Pins {
                     return Err(Error::Refused {
                         doing: format!("lock {}", self.folder.display()),
                         reason: format!(
-                            "another process{} has had it locked for {within:?}, so channels cannot be changed; wait for it, \
-                             or end it",
+                            "another process{} has held the lock for {within:?}, so channels cannot be changed: run the \
+                             command again when it has ended; if it hangs, send it SIGTERM",
                             holder(identity)
                         ),
                     });
@@ -219,7 +219,8 @@ impl Pins {
                     return Err(Error::Refused {
                         doing: format!("become the agent for {}", self.folder.display()),
                         reason: format!(
-                            "another teiji agent is running{}; only one may run on a host: end that one first",
+                            "another teiji agent{} serves these pins, and only one may: stop it (systemctl stop, or SIGTERM), or \
+                             use other --pins",
                             holder(identity)
                         ),
                     });

@@ -237,7 +237,7 @@ int happen(struct __sk_buff *skb)
 		return 0;
 	}
 	if (e.happening == SENDS) { /* a frame of the guest */
-		end_last_signal(c);
+		end_previous_signal(c);
 		return 0;
 	}
 	if (e.happening == SIGNALS) {

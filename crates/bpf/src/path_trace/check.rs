@@ -219,7 +219,7 @@ fn load_matching(flow: &Flow, matching: Matching) -> (Object, types::settings) {
 #[test]
 fn programs_whose_missed_runs_are_not_counted_exist() {
     let object = super::open_object(super::OBJECT).unwrap();
-    for name in super::MISSED_ALONE.iter().chain(&super::FOR_GUESTS) {
+    for name in super::MISSES_NOT_COUNTED.iter().chain(&super::FOR_GUESTS) {
         assert!(object.progs().any(|p| p.name() == *name), "{name}");
     }
 }

@@ -159,7 +159,7 @@ static __always_inline void learn_vcpu(struct clock *c, u32 vm, u32 vcpu)
 		/* not seen to end, the thread id belonged to another thread before */
 		c->actor = ACTOR_VCPU;
 		c->index = vcpu;
-		c->announced = 0;
+		c->entry_requested = 0;
 		c->signal.begun = 0;
 		c->holds = 0;
 	}
@@ -210,10 +210,10 @@ static __noinline int entered(struct kvm_vcpu *vcpu, u64 id)
 		clock_read(c, now, spent);
 		emit_entry(c, now, upto, vcpu->arch.interrupt.nr, spent);
 	}
-	if (c->announced && __sync_lock_test_and_set(&c->announced, 0)) {
+	if (c->entry_requested && __sync_lock_test_and_set(&c->entry_requested, 0)) {
 		/*
-		 * Workers may have announced after `now` was read. So `upto` is read after `announced` was
-		 * cleared.
+		 * Workers may have asked after `now` was read. So `upto` is read after `entry_requested`
+		 * was cleared.
 		 */
 		upto = bpf_ktime_get_ns();
 		clock_read(c, upto, spent);

@@ -95,12 +95,13 @@ struct signal {
 	u32 vm;			/* that KVM was told to interrupt; 0: none yet */
 	u8 sent;
 	/* what the vCPU did that took the queue's last interrupt, when the packets were in the ring */
-	u8 state;   /* enum thread_state */
-	u8 told;    /* its next entry is announced to it */
-	u8 unknown; /* when the guest received the packets, if it wants no interrupt: see packets_written() */
+	u8 state;	    /* enum thread_state */
+	u8 entry_requested; /* a record of its next entry was */
+	u8 arrival_unknown; /* the guest wants no interrupt, and it is not known when it received the packets:
+			     * see packets_written() */
 	struct vcpu_key target; /* vm 0: not known */
 	u64 written;		/* when the packets were in the ring; 0: not yet */
-	u64 before;		/* what was announced to it before */
+	u64 before;		/* the request that this one replaced: see cancel_request() */
 	/* its clock then; before, only its time in guest mode when the signal began (there is no room for
 	 * another field: programs have a new clock on their stack) */
 	u64 clock[STATES];
@@ -148,8 +149,9 @@ struct clock {
 	u16 used; /* worker: how many buffers of the guest's ring it had used when it took the first of those
 		   * packets, modulo 2^16 */
 	u8 pad2[4];
-	/* vCPU: when a worker last had packets for which no injection may be seen; see announce(). 0: none */
-	u64 announced;
+	/* vCPU: when a worker last had packets for which no injection may be seen; see request_entry(). 0:
+	 * none */
+	u64 entry_requested;
 	struct signal signal; /* worker: written by the worker alone */
 };
 

@@ -56,10 +56,10 @@ const BATCH: usize = 4096;
 const FOR_GUESTS: [&str; 3] = ["on_print_sent", "on_print_put", "on_sched_waking"];
 
 /// Programs whose missed runs are not counted: each runs for every signal, round or frame of a vhost worker, so a worker that is
-/// preempted within one may make many others miss a run. Of a signal, what was missed is seen at its end or at the beginning of the
-/// next one, and costs the packets of that signal only (see `signals.bpf.h`). Of a round (`on_handle_rx`), the depth of the queue
+/// preempted within one may make many others miss a run. Of a signal, what was missed is seen at its end or when the worker takes
+/// the next packet, and costs the packets of that signal only (see `signals.bpf.h`). Of a round (`on_handle_rx`), the depth of the queue
 /// leaves out vhost's batch if it is the worker's first; of a frame, `vhost_tx` is not divided by what the worker did.
-const MISSED_ALONE: [&str; 8] = [
+const MISSES_NOT_COUNTED: [&str; 8] = [
     "on_signal",
     "on_written",
     "on_signalled",
@@ -430,7 +430,7 @@ impl Tracer {
         };
         Ok(Counts {
             lost: read(types::counter::COUNT_LOST)?,
-            missed: object::missed(&self.object, &[&MISSED_ALONE[..], &FOR_GUESTS].concat())?,
+            missed: object::missed(&self.object, &[&MISSES_NOT_COUNTED[..], &FOR_GUESTS].concat())?,
             unidentified: read(types::counter::COUNT_UNIDENTIFIED)?.iter().sum(),
         })
     }

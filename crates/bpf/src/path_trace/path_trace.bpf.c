@@ -330,7 +330,7 @@ static __always_inline int vhost_sends(struct net_device *dev, u16 queue)
 		c = worker_clock(bpf_ktime_get_ns());
 	if (!c)
 		return 0;
-	end_last_signal(c);
+	end_previous_signal(c);
 	c->sending = q;
 	refer(&senders, &q, c);
 	return 0;

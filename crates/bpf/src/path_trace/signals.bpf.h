@@ -16,7 +16,7 @@
  * machine about 10 us; more shows that something held the worker up. Without this limit, that the vCPU was in
  * guest mode meanwhile proves nothing: a busy guest nearly always is.
  */
-#define UNKNOWN_AFTER 50000
+#define STALL_NS 50000
 
 /* The clock of a vCPU; NULL if its thread is not known, or turned out to run another vCPU. */
 static __always_inline struct clock *vcpu_clock(const struct vcpu_key *vcpu)
@@ -33,17 +33,17 @@ static __always_inline u16 vcpu_index(const struct clock *c)
 
 /*
  * Asks for a record of the vCPU's next entry, even if no interrupt is injected with it. This comes before the
- * vCPU's state is read: an entry in between is seen by one or the other. Returns what withdraw() needs.
+ * vCPU's state is read: an entry in between is seen by one or the other. Returns what cancel_request() needs.
  */
-static __always_inline u64 announce(struct clock *vcpu, u64 now)
+static __always_inline u64 request_entry(struct clock *vcpu, u64 now)
 {
-	return __sync_lock_test_and_set(&vcpu->announced, now);
+	return __sync_lock_test_and_set(&vcpu->entry_requested, now);
 }
 
-/* The record is not needed for what was announced at `now`, but perhaps for what had been before. */
-static __always_inline void withdraw(struct clock *vcpu, u64 now, u64 before)
+/* The record is not needed for what was asked at `now`, but perhaps for what had been before. */
+static __always_inline void cancel_request(struct clock *vcpu, u64 now, u64 before)
 {
-	__sync_val_compare_and_swap(&vcpu->announced, now, before);
+	__sync_val_compare_and_swap(&vcpu->entry_requested, now, before);
 }
 
 static __always_inline bool is_halted(u8 state)
@@ -56,7 +56,7 @@ static __always_inline bool is_halted(u8 state)
 #define VECTOR_SKIPPED 255
 
 /* It is not known when the guest received the packets that the worker took until `at`. */
-static __always_inline void tell_skipped(struct clock *worker, u64 at, const struct tap_queue *q)
+static __always_inline void emit_skipped(struct clock *worker, u64 at, const struct tap_queue *q)
 {
 	struct rec_irq *r = reserve(sizeof(*r));
 
@@ -78,14 +78,14 @@ static __always_inline void tell_skipped(struct clock *worker, u64 at, const str
  * The worker does something that it does in no signal. If its last signal has not ended, the kernel skipped
  * on_signalled(): the packets would be taken for those of the next signal.
  */
-static __always_inline void end_last_signal(struct clock *worker)
+static __always_inline void end_previous_signal(struct clock *worker)
 {
 	struct signal *s = &worker->signal;
 
 	if (!s->begun || worker->actor != ACTOR_WORKER || worker->taking.ifindex)
 		return;
 	if (!s->sent)
-		tell_skipped(worker, s->begun, &s->queue);
+		emit_skipped(worker, s->begun, &s->queue);
 	s->begun = 0;
 	worker->holds = 0;
 }
@@ -96,9 +96,9 @@ static __always_inline void end_last_signal(struct clock *worker)
  */
 static __always_inline void takes(struct clock *worker, u64 now, const struct tap_queue *q, u16 used)
 {
-	end_last_signal(worker);
+	end_previous_signal(worker);
 	if (worker->holds && worker->used != used)
-		tell_skipped(worker, now - 1, q);
+		emit_skipped(worker, now - 1, q);
 	worker->holds = 1;
 	worker->used = used;
 	worker->signal.queue = *q;
@@ -113,17 +113,17 @@ static __always_inline void signal_begins(struct clock *worker, const struct tap
 	struct clock *vcpu = NULL;
 	u64 now;
 
-	end_last_signal(worker);
+	end_previous_signal(worker);
 	s->begun = 0;
 	if (!q)
 		return;
 	target = bpf_map_lookup_elem(&target_vcpus, q);
 	s->queue = *q;
 	s->sent = 0;
-	s->told = 0;
+	s->entry_requested = 0;
 	s->vm = 0;
 	s->written = 0;
-	s->unknown = 0;
+	s->arrival_unknown = 0;
 	s->target.vm = 0;
 	if (target) {
 		s->target = *target;
@@ -140,12 +140,12 @@ static __always_inline void signal_begins(struct clock *worker, const struct tap
  * The packets are in the ring. If the guest has disabled interrupts of the queue, it polls, or will poll when
  * it runs: so it has the packets now if its vCPU is in guest mode, else with the next entry. Whether it has
  * is known only when the signal ends; if the worker loses its CPU until then, the guest may have handled the
- * packets and halted. So the state of the vCPU is kept, and its next entry announced, right after the write.
- * (vhost_signal() would be the next function, but the compiler inlines it.)
+ * packets and halted. So the state of the vCPU is kept, and a record of its next entry requested, right after
+ * the write. (vhost_signal() would be the next function, but the compiler inlines it.)
  *
  * The worker may lose its CPU between the write and this probe, too. If the vCPU was in guest mode since the
  * signal began, and halted (a guest that polls does so only when it has handled what is in the ring), or it
- * took longer than UNKNOWN_AFTER to come here, the guest may have received the packets at any time since the
+ * took longer than STALL_NS to come here, the guest may have received the packets at any time since the
  * signal began.
  *
  * probe_skipped: this is the end of the signal, as the kernel skipped on_written(). So the write was longer
@@ -160,28 +160,28 @@ static __always_inline void packets_written(struct signal *s, bool probe_skipped
 	bool ran, stayed;
 
 	if (c) {
-		s->before = announce(c, now);
+		s->before = request_entry(c, now);
 		s->state = clock_peek(c, now, s->clock);
 		/* read anew: the worker may have lost its CPU just before the look at the vCPU */
 		took = bpf_ktime_get_ns() - s->begun;
 		ran = s->clock[STATE_GUEST] != in_guest;
 		stayed = s->state == STATE_GUEST && s->clock[STATE_GUEST] - in_guest == now - s->begun;
 		/* in guest mode without having been there before: it entered after `now` */
-		if (took > UNKNOWN_AFTER)
-			s->unknown = ran || s->state == STATE_GUEST;
+		if (took > STALL_NS)
+			s->arrival_unknown = ran || s->state == STATE_GUEST;
 		else
-			s->unknown = ran && (probe_skipped ? !stayed : is_halted(s->state));
-		s->told = s->state != STATE_GUEST && !s->unknown;
-		if (!s->told)
-			withdraw(c, now, s->before);
+			s->arrival_unknown = ran && (probe_skipped ? !stayed : is_halted(s->state));
+		s->entry_requested = s->state != STATE_GUEST && !s->arrival_unknown;
+		if (!s->entry_requested)
+			cancel_request(c, now, s->before);
 	} else {
 		s->state = STATE_UNKNOWN;
 	}
 	/* of a stalled worker it says how long that took */
-	s->written = s->unknown ? s->begun + took : now;
+	s->written = s->arrival_unknown ? s->begun + took : now;
 }
 
-static __always_inline struct rec_irq *start_irq(struct clock *worker, u64 now, u8 delivery)
+static __always_inline struct rec_irq *reserve_irq(struct clock *worker, u64 now, u8 delivery)
 {
 	struct rec_irq *r = reserve(sizeof(*r));
 
@@ -193,15 +193,15 @@ static __always_inline struct rec_irq *start_irq(struct clock *worker, u64 now, 
 	return r;
 }
 
-/* An interrupt is sent after all: the entry that takes it will be seen, or is announced anew. */
-static __always_inline void forget_announced(struct clock *worker)
+/* An interrupt is sent after all: the entry that takes it will be seen, or is requested anew. */
+static __always_inline void drop_request(struct clock *worker)
 {
 	struct signal *s = &worker->signal;
-	struct clock *c = s->told ? vcpu_clock(&s->target) : NULL;
+	struct clock *c = s->entry_requested ? vcpu_clock(&s->target) : NULL;
 
-	s->told = 0;
+	s->entry_requested = 0;
 	if (c)
-		withdraw(c, s->written, s->before);
+		cancel_request(c, s->written, s->before);
 }
 
 /* KVM is told to interrupt this VM, in the context of the worker. */
@@ -249,7 +249,7 @@ static __always_inline void interrupt_accepted(struct clock *worker, u32 apicid,
 	if (!worker->signal.begun)
 		return;
 	worker->signal.sent = 1;
-	forget_announced(worker);
+	drop_request(worker);
 
 	c = vcpu_clock(&target);
 	index = vcpu_index(c);
@@ -260,13 +260,13 @@ static __always_inline void interrupt_accepted(struct clock *worker, u32 apicid,
 	 */
 	unseen = c && (!c->apic || delivered_by_hardware(c));
 	if (unseen)
-		before = announce(c, now);
+		before = request_entry(c, now);
 	state = clock_read_or_zeros(c, now, spent);
 	if (unseen) {
 		vector = 0;
 		if (state == STATE_GUEST) {
 			delivery = DELIVERY_POSTED;
-			withdraw(c, now, before);
+			cancel_request(c, now, before);
 		}
 	} else {
 		struct vector_key key = {.vm = target.vm, .vcpu = target.vcpu, .vector = vector};
@@ -274,7 +274,7 @@ static __always_inline void interrupt_accepted(struct clock *worker, u32 apicid,
 		bpf_map_update_elem(&accepted, &key, &now, BPF_ANY);
 	}
 
-	r = start_irq(worker, now, delivery);
+	r = reserve_irq(worker, now, delivery);
 	if (r) {
 		r->vm = target.vm;
 		r->vcpu = target.vcpu;
@@ -305,15 +305,15 @@ static __always_inline void signal_ends(struct clock *worker)
 	u64 at;
 
 	if (!s->begun && worker->holds && worker->actor == ACTOR_WORKER)
-		tell_skipped(worker, bpf_ktime_get_ns(), &s->queue);
+		emit_skipped(worker, bpf_ktime_get_ns(), &s->queue);
 	if (s->begun && !s->sent) {
 		probe_skipped = !s->written && !s->vm;
 		if (probe_skipped)
 			packets_written(s, true);
 		known = s->written && s->target.vm && !s->vm;
-		unknown = known && s->unknown;
+		unknown = known && s->arrival_unknown;
 		at = unknown ? s->begun : s->written ? s->written : bpf_ktime_get_ns();
-		r = start_irq(worker, at, known && !unknown ? DELIVERY_SUPPRESSED : DELIVERY_UNKNOWN);
+		r = reserve_irq(worker, at, known && !unknown ? DELIVERY_SUPPRESSED : DELIVERY_UNKNOWN);
 		if (r) {
 			if (unknown) /* see model::event::Delivery::Unknown */
 				r->signalled = s->written;

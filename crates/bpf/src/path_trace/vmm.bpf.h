@@ -39,7 +39,7 @@ static __always_inline void give_up_taken(struct clock *c, u64 now, u32 vm)
 
 	c->signal.queue = c->taking;
 	c->signal.begun = now;
-	r = start_irq(c, now, DELIVERY_UNKNOWN);
+	r = reserve_irq(c, now, DELIVERY_UNKNOWN);
 	if (r) {
 		r->vm = vm;
 		r->vcpu = 0;
@@ -73,13 +73,13 @@ static __always_inline void not_signalled(struct clock *c, u64 now)
 		return;
 	if (!vcpu || c->spent[STATE_READY] != c->ready_before)
 		return give_up_taken(c, now, 0);
-	before = announce(vcpu, now);
+	before = request_entry(vcpu, now);
 	state = clock_peek(vcpu, now, spent);
 	if (state == STATE_GUEST)
-		withdraw(vcpu, now, before);
+		cancel_request(vcpu, now, before);
 	c->signal.queue = q;
 	c->signal.begun = now;
-	r = start_irq(c, now, DELIVERY_SUPPRESSED);
+	r = reserve_irq(c, now, DELIVERY_SUPPRESSED);
 	if (r) {
 		r->vm = target->vm;
 		r->vcpu = target->vcpu;
@@ -187,7 +187,7 @@ static __always_inline void vmm_signals(struct clock *c, struct kvm *kvm, u64 in
 		s->in_batches = 1;
 	c->signal.queue = q;
 	c->signal.sent = 0;
-	c->signal.told = 0;
+	c->signal.entry_requested = 0;
 	c->signal.written = 0;
 	c->signal.begun = now;
 }

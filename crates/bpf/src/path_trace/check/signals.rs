@@ -132,7 +132,7 @@ fn when_the_guest_received_packets_is_told_as_far_as_it_is_known() {
             assert_eq!((at, told.signalled), times, "case {n}, {seen}");
             let vector = if seen || known { 0 } else { Interrupt::SKIPPED };
             assert_eq!(told.vector, vector, "case {n}, {seen}");
-            assert_eq!(told.is_of_unknown_arrival(), !known, "case {n}, {seen}");
+            assert_eq!(told.arrival_is_unknown(), !known, "case {n}, {seen}");
         }
     }
 }
@@ -171,7 +171,7 @@ fn an_interrupt_that_the_worker_did_not_send_is_not_credited_to_it() {
 
 /// Whether a signal is one of which a probe's run was skipped, and which was told then, with the packets that were taken by then.
 fn is_skipped((at, i): &(u64, Interrupt), then: u64) -> bool {
-    i.is_of_unknown_arrival()
+    i.arrival_is_unknown()
         && (i.vm, i.state, i.vector) == (0, None, Interrupt::SKIPPED)
         && (*at, i.signalled) == (then, then)
 }
