@@ -96,7 +96,7 @@ pub fn the_agent_may_die() {
     };
     let stats = |name: &str| serde_json::from_str::<Value>(&line(name).1).unwrap();
     let other = line("other");
-    assert!(other.0 == 1 && other.1.contains("another teiji agent is running"), "{other:?}");
+    assert!(other.0 == 1 && other.1.contains("serves these pins"), "{other:?}");
     // The heartbeat's thread and the process that clients talk to have five empty capability sets each.
     let caps = line("caps").1;
     let count = |value: &str| caps.split_whitespace().filter(|word| *word == value).count();

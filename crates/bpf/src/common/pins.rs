@@ -291,7 +291,7 @@ mod tests {
         let pins = Pins::new(dir.path(), "edf");
         let writer = pins.lock().unwrap();
         let why = pins.lock_within(Duration::from_millis(50)).unwrap_err().to_string();
-        assert!(why.contains("has had it locked for 50ms"), "{why}");
+        assert!(why.contains("has held the lock for 50ms"), "{why}");
         let (sender, receiver) = std::sync::mpsc::channel();
         let waiting = std::thread::spawn(move || {
             sender.send(()).unwrap();
@@ -312,7 +312,7 @@ mod tests {
         let former = pins.own(Instant::now()).unwrap();
         let until = Instant::now() + Duration::from_millis(300);
         let why = pins.own(until).unwrap_err().to_string();
-        assert!(why.contains("another teiji agent is running"), "{why}");
+        assert!(why.contains("another teiji agent serves these pins"), "{why}");
         assert!(Instant::now() >= until, "it has not waited");
         let (sender, receiver) = std::sync::mpsc::channel();
         let waiting = std::thread::spawn(move || {
@@ -347,7 +347,7 @@ mod tests {
             let held = waiter.join().unwrap();
             assert_eq!(is_named(&folder, &held).unwrap(), Some(true));
             let other = pins.lock_within(Duration::ZERO);
-            assert!(other.unwrap_err().to_string().contains("has had it locked"));
+            assert!(other.unwrap_err().to_string().contains("has held the lock"));
             drop(held);
             [&folder, &away].into_iter().for_each(|path| std::fs::remove_dir(path).unwrap());
         }

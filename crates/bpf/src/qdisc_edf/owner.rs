@@ -380,7 +380,7 @@ mod tests {
         let mut owner = QdiscOwner::acquire(pins.folder()).unwrap();
         fs::remove_file(pins.current("slots")).unwrap();
         let writer = pins.lock().unwrap();
-        assert!(owner.repin().unwrap_err().to_string().contains("has had it locked"));
+        assert!(owner.repin().unwrap_err().to_string().contains("has held the lock"));
         assert!(pins.has(&REGISTERED.into()) && pins.has(&HEARTBEAT.pin_name().into()));
         drop(writer);
         // The state that an agent leaves which is killed before the new pins are complete.

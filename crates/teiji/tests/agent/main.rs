@@ -225,7 +225,7 @@ fn one_agent_keeps_a_folder_of_pins_whatever_their_state_directories() {
     let mut first = Agent::start(&fixture, &fixture.state());
     first.says("the agent keeps deadlines");
     let mut second = Agent::start(&fixture, &fixture.dir.path().join("other"));
-    second.says(&format!("another teiji agent is running (pid {})", first.process.id()));
+    second.says(&format!("another teiji agent (pid {}) serves these pins", first.process.id()));
     // Not the exit code after which systemd gives up: the first agent may end.
     assert_eq!(second.process.wait().unwrap().code(), Some(1));
     assert!(!fixture.dir.path().join("other").join(LOCK).exists());
@@ -259,7 +259,7 @@ fn pins_that_somebody_removes_are_pinned_again() {
         assert!(fixture.heartbeat_continues());
     }
     // The lock exists again together with the pins.
-    Agent::start(&fixture, &fixture.dir.path().join("other")).says("another teiji agent is running");
+    Agent::start(&fixture, &fixture.dir.path().join("other")).says("serves these pins");
 
     // The file system itself is removed: nothing can be pinned until there is one again.
     let bpf = fixture.dir.path().join("bpf");
