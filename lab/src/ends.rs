@@ -21,16 +21,21 @@
 //! hangs. Silence means that no CPU gets them, which was seen once, with all emulated CPUs running. It could also be a fault
 //! that keeps all CPUs from interrupts, by teiji; that would happen again in the next lab host, and then the tests fail.
 //!
+//! An emulated CPU that stood still for seconds, as its witness has seen (`remote/witness.rs`), also counts as a failure of the
+//! emulated machine: what was measured meanwhile is no result.
+//!
 //! A nested guest that KVM has stopped (see [`crate::tools::link_up`]) or that was reset also counts as a failure of the
 //! emulated machine: its kernel has nothing of teiji.
 //!
 //! Every such failure is printed in the last lines of a program, also if no test noticed it.
 
 use std::{
-    io,
+    fs, io,
     os::unix::process::ExitStatusExt,
+    path::PathBuf,
     process::ExitStatus,
     sync::{Mutex, PoisonError},
+    time::Duration,
 };
 
 /// What a console log has from the end of the last oops before the panic on (from the panic on, if there was none) in the
@@ -272,6 +277,8 @@ struct History {
     guests: Vec<(String, String)>,
     /// Why nested guests were booted again.
     rebooted: Vec<String>,
+    /// The console log of the lab host that came up last.
+    console: Option<PathBuf>,
 }
 
 static HISTORY: Mutex<History> = Mutex::new(History::new());
@@ -316,6 +323,30 @@ pub(crate) fn rebooted(why: String) {
     history(|h| h.rebooted.push(why));
 }
 
+/// What the witness of a CPU writes to the kernel's log.
+pub(crate) fn standstill(cpu: usize, stood: Duration) -> String {
+    format!("{STANDSTILL}{cpu} stood still for {:.1} s", stood.as_secs_f64())
+}
+
+/// How it begins.
+const STANDSTILL: &str = "teiji-lab: emulated CPU ";
+
+/// A lab host has come up; this is its console log.
+pub(crate) fn watch(console: PathBuf) {
+    history(|h| h.console = Some(console));
+}
+
+/// The standstills of CPUs that the lab host which came up last has reported, each as [`standstill`] says it.
+pub(crate) fn standstills() -> Vec<String> {
+    let console = history(|h| h.console.clone());
+    reported_standstills(&console.and_then(|path| fs::read(path).ok()).unwrap_or_default())
+}
+
+fn reported_standstills(console: &[u8]) -> Vec<String> {
+    let line = |line: &str| line.find(STANDSTILL).map(|at| line[at..].trim_end().to_owned());
+    String::from_utf8_lossy(console).lines().filter_map(line).collect()
+}
+
 /// Whether a lab host of this process has ended by itself after it had come up.
 pub fn any_by_itself() -> bool {
     history(|h| h.ends.iter().any(|(end, _)| matches!(end, End::LabHost(_))))
@@ -329,7 +360,13 @@ pub fn summary() -> Vec<String> {
 
 impl History {
     const fn new() -> History {
-        History { ends: Vec::new(), replaced: Vec::new(), guests: Vec::new(), rebooted: Vec::new() }
+        History {
+            ends: Vec::new(),
+            replaced: Vec::new(),
+            guests: Vec::new(),
+            rebooted: Vec::new(),
+            console: None,
+        }
     }
 
     fn summary(&self) -> Vec<String> {
@@ -520,6 +557,16 @@ mod tests {
         let lines: Vec<&str> = last_lines("", &console).iter().map(|(_, l)| *l).collect();
         assert_eq!((lines.len(), lines[0]), (76, "[ 7.1] BUG: TASK stack guard page was hit"));
         assert_eq!((lines[59], lines[60], lines[61], lines[75]), ("after 58", "…", "after 85", "after 99"));
+    }
+
+    #[test]
+    fn standstills_are_read_from_the_console() {
+        let said = standstill(2, Duration::from_millis(6_240));
+        let console = format!("[   29.5] kvm [203]: vcpu0\n[  102.57] {said}\r\n");
+        assert_eq!(
+            reported_standstills(console.as_bytes()),
+            ["teiji-lab: emulated CPU 2 stood still for 6.2 s"]
+        );
     }
 
     #[test]

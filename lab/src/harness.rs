@@ -25,8 +25,8 @@
 //! }
 //! ```
 //!
-//! If the emulated machine fails, its lab host ends, or a nested guest does (QEMU that translates nested virtualisation
-//! fails about once in sixty boots). That is not the result of a test: everything shared is made again, and the test
+//! If the emulated machine fails, its lab host ends, or a nested guest does, or one of its CPUs stands still for seconds (QEMU that
+//! translates nested virtualisation fails about once in sixty boots). That is not the result of a test: everything shared is made again, and the test
 //! starts again. This is reported, and done only once in a program, so that a test which ends the lab host each time
 //! fails.
 //!
@@ -77,7 +77,8 @@ pub fn run(tests: &[Test], end: fn()) -> ExitCode {
     let trials = tests
         .iter()
         .map(|&(name, test)| {
-            Trial::test(name, move || attempt(name, test, ends::failures, ends::guest_failures, end))
+            let within = || [ends::guest_failures(), ends::standstills()];
+            Trial::test(name, move || attempt(name, test, ends::failures, within, end))
         })
         .collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
@@ -95,22 +96,25 @@ pub fn run(tests: &[Test], end: fn()) -> ExitCode {
 }
 
 /// Runs a test, and runs it again if it failed together with the emulated machine. `hosts` returns why lab hosts have
-/// failed so far, `guests` why nested guests have; `end` ends the lab host: a process can have only one.
+/// failed so far, `within` what has failed within the present one: nested guests, and CPUs that stood still; `end` ends the lab
+/// host: a process can have only one.
 fn attempt(
     name: &str,
     test: fn(),
     hosts: impl Fn() -> Vec<String>,
-    guests: impl Fn() -> Vec<String>,
+    within: impl Fn() -> [Vec<String>; 2],
     end: fn(),
 ) -> Result<(), Failed> {
     let begun = Instant::now();
-    let guests_before = guests().len();
+    let before = within().map(|failures| failures.len());
     let mut result = catch_unwind(test);
     let given_up = GIVEN_UP.load(Ordering::Relaxed);
-    // A lab host that has ended makes every later test fail; a guest only the one in which it failed.
+    // A lab host that has ended makes every later test fail; the others only the one in which they happened.
     let failed = || {
         let host = hosts().into_iter().nth(given_up as usize);
-        host.or_else(|| guests().into_iter().nth(guests_before))
+        let of_test =
+            || within().into_iter().zip(before).find_map(|(all, before)| all.into_iter().nth(before));
+        host.or_else(of_test)
     };
     if let Err(panic) = &result
         && given_up < GIVE_UP_LIMIT
@@ -124,6 +128,10 @@ fn attempt(
         }
         GIVEN_UP.store(given_up + 1, Ordering::Relaxed);
         result = catch_unwind(test);
+    }
+    let [_, stood_still] = within();
+    for what in stood_still.iter().skip(before[1]) {
+        eprintln!("lab          {what}");
     }
     eprintln!("lab {:6.1} s  {name}", begun.elapsed().as_secs_f64());
     result.map_err(|panic| reason(panic.as_ref()).into())
@@ -260,25 +268,30 @@ mod tests {
             ENDED.fetch_add(1, Ordering::Relaxed);
         };
         let failed = |times: usize| move || vec![String::from("the emulator was killed"); times];
+        let before = |times: usize| move || [vec![String::from("KVM stopped vm1"); times], Vec::new()];
         assert_eq!(
-            (why(attempt("a", in_the_second, failed(0), failed(0), end)), runs()),
+            (why(attempt("a", in_the_second, failed(0), before(0), end)), runs()),
             ("in lab host 0".into(), 1)
         );
         // A guest that had failed before the test.
         assert_eq!(
-            (why(attempt("a", in_the_second, failed(0), failed(3), end)), runs()),
+            (why(attempt("a", in_the_second, failed(0), before(3), end)), runs()),
             ("in lab host 0".into(), 1)
         );
         assert_eq!(ENDED.load(Ordering::Relaxed), 0);
         // One that fails in it: the lab host still runs, and another one can only be booted after it has ended.
-        let guests = || vec![String::from("KVM stopped vm1"); RUNS.load(Ordering::Relaxed) as usize];
+        let in_it = |what: &str| vec![what.to_owned(); RUNS.load(Ordering::Relaxed) as usize];
+        let guests = || [in_it("KVM stopped vm1"), Vec::new()];
         attempt("b", in_the_second, failed(0), guests, end).unwrap();
         assert_eq!((runs(), ENDED.load(Ordering::Relaxed)), (2, 1));
         GIVEN_UP.store(0, Ordering::Relaxed);
-        attempt("b", in_the_second, failed(1), failed(0), end).unwrap_err();
+        attempt("b", in_the_second, failed(0), || [Vec::new(), in_it("CPU 2 stood still")], end).unwrap_err();
         assert_eq!((runs(), ENDED.load(Ordering::Relaxed)), (2, 2));
+        GIVEN_UP.store(0, Ordering::Relaxed);
+        attempt("b", in_the_second, failed(1), before(0), end).unwrap_err();
+        assert_eq!((runs(), ENDED.load(Ordering::Relaxed)), (2, 3));
         let replaced = ends::summary();
-        for failure in ["the emulator was killed", "KVM stopped vm1"] {
+        for failure in ["the emulator was killed", "KVM stopped vm1", "CPU 2 stood still"] {
             assert!(replaced.contains(&format!("  in the test b: {failure}")), "{replaced:?}");
         }
         // A failure that was counted before does not count again, and a second one is not excused.

@@ -26,6 +26,7 @@ use crate::{
     host::{Mode, Spec},
     monitor,
     recipe::{IMAGE, Kernel},
+    remote::WITNESS,
     rootfs::Prepared,
     tsc,
 };
@@ -146,7 +147,10 @@ impl Emulator {
         // Held until the lock is stored, so that the emulator cannot end in between and leave it there for ever.
         let ended = self.ended();
         match &*ended {
-            None => *self.lock() = Some(lock),
+            None => {
+                ends::watch(self.folder.join("console.log"));
+                *self.lock() = Some(lock);
+            }
             Some(ended) => ends::count(&ended.end, &ended.lines),
         }
     }
@@ -291,6 +295,9 @@ fn lab_host_args(spec: &Spec, accel: Accel) -> Vec<String> {
     );
     if let (Mode::Wall, Accel::Tcg, Some(khz)) = (spec.mode, accel, tsc::khz()) {
         line += &format!(" tsc_early_khz={khz}");
+    }
+    if spec.mode == Mode::Wall {
+        line += &format!(" {WITNESS}");
     }
     if spec.bin_is_final {
         line += " teiji.bin=loose";

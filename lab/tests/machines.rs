@@ -43,6 +43,7 @@ fn main() -> ExitCode {
         // No other test can use the guest `first` after this one.
         a_guest_that_kvm_stopped_is_reported,
         an_emulator_that_fails_is_replaced_by_another,
+        cpus_that_stand_still_are_reported,
         the_monitor_says_where_each_cpu_is,
         nothing_is_left_at_the_end,
     ];
@@ -253,6 +254,17 @@ fn an_emulator_that_fails_is_replaced_by_another() {
 }
 
 /// A lab host that hangs cannot say what it does, but its emulator can.
+/// All CPUs at once: the emulator is stopped.
+fn cpus_that_stand_still_are_reported() {
+    let emulator = Pid::from_raw(HOST.pid().cast_signed());
+    kill(emulator, Signal::SIGSTOP).unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+    kill(emulator, Signal::SIGCONT).unwrap();
+    let script = "for n in $(seq 50); do dmesg | grep 'stood still for' && break; sleep 0.1; done";
+    let reported = HOST.run(script).unwrap().ok().unwrap();
+    assert!(reported.contains("teiji-lab: emulated CPU "), "{reported:?}");
+}
+
 fn the_monitor_says_where_each_cpu_is() {
     let cpus: usize = HOST.run("nproc").unwrap().ok().unwrap().parse().unwrap();
     let said = HOST.cpus();

@@ -58,9 +58,9 @@ __noinline int tell_start(u32 tid, u64 now)
 	if (s->slept || c->actor == ACTOR_WORKER) {
 		s->nth += 1;
 		if (now >> 26 != s->told_at >> 26)
-			s->entry_requested = 0;
+			s->told = 0;
 		s->told_at = now;
-		s->entry_requested += 1;
+		s->told += 1;
 	}
 	was = *s;
 	s->left = 0;
