@@ -116,7 +116,7 @@ pub fn excused(traced: &Traced) -> Result<u64> {
     Ok(excused)
 }
 
-/// A count made elsewhere, as it should be in teiji's report: from the first of these to the second.
+/// The least and the most that teiji should count, by a count made elsewhere.
 #[derive(Clone, Copy, Debug)]
 pub struct Counted(u64, u64);
 
@@ -140,7 +140,7 @@ pub fn agrees(what: &str, reported: u64, counted: impl Into<Counted>, excused: u
     let Counted(least, most) = counted.into();
     ensure!(
         reported <= most && reported + excused >= least,
-        "{what}: {reported} of {least} to {most}, at most {excused} excused"
+        "{what}: teiji counts {reported}, expected {least} to {most}, or up to {excused} fewer"
     );
     Ok(())
 }

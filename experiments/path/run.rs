@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 use teiji_experiments::numbers::quantile;
 use teiji_experiments::path::table::{self, Found};
-use teiji_experiments::path::{Extent, FULL, MEMORY_KB, SHORT, accuracy, blame, flood, many_vms};
+use teiji_experiments::path::{Extent, FULL, MEMORY_KB, SHORT, accuracy, agrees, blame, flood, many_vms};
 use teiji_experiments::summary::{self, Summary};
 use teiji_experiments::tracing::Lab;
 use teiji_experiments::{load, plot, programs, say};
@@ -131,6 +131,15 @@ fn lab_parts(
             &format!(
                 "at up to {:.0} requests/s {} events lost of {}",
                 many_vms.sustained, many_vms.lost, many_vms.events
+            ),
+        );
+        let [_, answered, late] = many_vms.called;
+        let complete = many_vms.requests[1];
+        summary.claim(
+            answered > 0 && agrees("complete", complete, answered..=answered + late, many_vms.excused).is_ok(),
+            &format!(
+                "of {answered} answered requests {complete} are complete; the recording shows why up to {} others are not",
+                many_vms.excused
             ),
         );
         summary.claim(

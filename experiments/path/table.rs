@@ -70,8 +70,9 @@ pub fn markdown(f: &Found) -> String {
     if let Some(c) = &f.many_vms {
         let _ = writeln!(
             t,
-            "\n## c. {} VMs at once\n\n{:.0} requests a second were sustained; then {} gave in. teiji took in {} events and \
-             lost {}; {} of {} requests complete; peak memory {:.1} MB.\n\n| asked, 1/s | sent, 1/s | answered |\n\
+            "\n## c. {} VMs at once\n\n{:.0} requests a second were sustained; then {} could not keep up. teiji took in {} events \
+             and lost {}; {} of {} requests complete ({} may be left out, as the recording shows: LIMITATIONS, Trace); peak memory \
+             {:.1} MB.\n\n| asked, 1/s | sent, 1/s | answered |\n\
              | --- | --- | --- |",
             c.vms,
             c.sustained,
@@ -80,6 +81,7 @@ pub fn markdown(f: &Found) -> String {
             c.lost,
             c.requests[1],
             c.requests[0],
+            c.excused,
             c.peak_kb as f64 / 1e3
         );
         for l in &c.levels {

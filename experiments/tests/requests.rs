@@ -100,13 +100,13 @@ fn questions_to_a_dns_server_are_followed() {
 }
 
 static HTTP: Shared<Child> = Shared::new("the HTTP server in vm1", || {
-    let program = include_str!("requests/http_server.py");
     let run = "exec python3 /tmp/http_server.py 8080";
-    let server = VM1.spawn(&format!("cat >/tmp/http_server.py <<'END'\n{program}END\n{run}")).unwrap();
+    let server = VM1.spawn(&format!("cat >/tmp/http_server.py <<'END'\n{HTTP_SERVER}END\n{run}")).unwrap();
     VM1.run_for("until grep -q ':1F90 ' /proc/net/tcp; do sleep 0.2; done", START).unwrap().ok().unwrap();
     call("http_client.py", HTTP_CLIENT, "20 20 all");
     server
 });
+const HTTP_SERVER: &str = include_str!("requests/http_server.py");
 const HTTP_CLIENT: &[u8] = include_bytes!("requests/http_client.py");
 
 /// Sends HTTP requests of a kind while the trace runs.
@@ -241,7 +241,9 @@ fn outgoing_agrees(name: &str, found: &Found, called: Called) {
     eprintln!("{name}: {called:?} {found:?}");
     let (o, [within, at, around]) = (&found.outgoing, found.captured);
     let r = o.requests;
-    assert_eq!((found.capture_dropped, r.retransmitted), (0, 0), "{name}");
+    assert_eq!(found.capture_dropped, 0, "{name}");
+    // TCP sends again what is acknowledged late.
+    assert!(r.retransmitted == 0 || name == "tcp", "{name}: {r:?}");
     // An answer whose request was not seen may look like a request.
     assert!(found.to_guest.seen <= found.excused, "{name}: {:?}", found.to_guest);
     assert!(called.received > 0 && found.excused * 4 <= called.received, "{name}: {} excused", found.excused);
@@ -275,7 +277,7 @@ fn outgoing_agrees(name: &str, found: &Found, called: Called) {
     assert!(dist(OutgoingStage::Unattributed).mean <= 0.01 * total.mean, "{name}: {o:?}");
 }
 
-/// The guest is the client, of an echo server in the namespace outside and of that namespace's kernel.
+/// The guest is the client, of an echo server and an HTTP server in the namespace outside, and of that namespace's kernel.
 fn what_the_guest_itself_asks_is_divided_into_the_hosts_time_and_the_rest() {
     let server = LAB
         .host
@@ -320,5 +322,31 @@ fn what_the_guest_itself_asks_is_divided_into_the_hosts_time_and_the_rest() {
     })
     .unwrap();
     outgoing_agrees("icmp", &found, called.unwrap());
+    drop(server);
+
+    LAB.host.put("/tmp/http_server.py", HTTP_SERVER.as_bytes()).unwrap();
+    let server = format!("exec ip netns exec peer taskset -c {CALLER_CPU} python3 /tmp/http_server.py 8080");
+    let server = LAB.host.spawn(&server).unwrap();
+    let listens = "until ip netns exec peer grep -q ':1F90 ' /proc/net/tcp; do sleep 0.2; done";
+    LAB.host.run_for(listens, START).unwrap().ok().unwrap();
+    let ask = |count: u32| -> Called {
+        let client = std::str::from_utf8(HTTP_CLIENT).unwrap();
+        let ask = format!(
+            "cat >/tmp/http_client.py <<'END'\n{client}END\nexec python3 /tmp/http_client.py {} {count} 30 get",
+            LAB.host.peer_ip()
+        );
+        let printed = VM1.run_for(&ask, START).unwrap().ok().unwrap();
+        serde_json::from_str(&printed).unwrap_or_else(|e| panic!("{e}: {printed}"))
+    };
+    ask(20);
+    let tcp =
+        Case { name: "own-tcp", pairing: Pairing::Http, arguments: "--flow 'tcp port 8080'", rate: 30.0 };
+    let mut called = None;
+    let found = outgoing::run(&LAB, &VM1, &tcp, || {
+        called = Some(ask(200));
+        Ok(())
+    })
+    .unwrap();
+    outgoing_agrees("tcp", &found, called.unwrap());
     drop(server);
 }

@@ -408,3 +408,130 @@ fn so_many_requests_at_once_as_have_no_place_in_what_is_remembered() {
     let r = long_after(h).run();
     assert_eq!((outgoing(&r).requests.seen, outgoing(&r).requests.unanswered, r.counts()), (MANY, 0, [0; 5]));
 }
+
+/// A connection that the guest has opened; its segments pass in steps of 1 ms.
+struct Connection {
+    history: History,
+    passed: u64,
+}
+
+impl Connection {
+    /// The guest's first byte is 101, the server's 201.
+    fn opened() -> Connection {
+        let mut c = Connection { history: History::default(), passed: 0 };
+        c.asks(100, 0, 0, Segment::SYN);
+        c.says(200, 101, 0, Segment::SYN | Segment::ACK);
+        c.asks(101, 201, 0, Segment::ACK);
+        c
+    }
+
+    fn next(&mut self, seq: u32, ack: u32, payload: u16, flags: u8) -> (u64, u64, Option<Match>) {
+        self.passed += 1;
+        let m = Match::of_segment(7, Segment { seq, ack, payload, flags });
+        (self.passed * 1_000_000, self.passed, Some(m))
+    }
+
+    /// A segment of the guest; returns when its kick comes.
+    fn asks(&mut self, seq: u32, ack: u32, payload: u16, flags: u8) -> u64 {
+        let (t, fp, m) = self.next(seq, ack, payload, flags);
+        self.history.response(t, fp, m);
+        t
+    }
+
+    /// A segment of the server; returns when the guest enters with it.
+    fn says(&mut self, seq: u32, ack: u32, payload: u16, flags: u8) -> u64 {
+        let (t, fp, m) = self.next(seq, ack, payload, flags);
+        self.history.request(t, fp, m);
+        t + 50_000
+    }
+
+    /// One that the host drops before the tap.
+    fn says_in_vain(&mut self, seq: u32, ack: u32, payload: u16) {
+        let (t, fp, m) = self.next(seq, ack, payload, Segment::ACK);
+        self.history.packet(t, Point::HostRx, fp, NIC).dropped(t + 10_000, fp, NIC, m);
+    }
+
+    fn run(self) -> Run {
+        run(&meta(Matching::Tcp), &long_after(self.history).0)
+    }
+}
+
+const ACK: u8 = Segment::ACK;
+
+#[test]
+fn a_request_of_tcp_lasts_from_its_first_segment_to_the_first_of_its_answer() {
+    let mut c = Connection::opened();
+    let start = c.asks(101, 201, 1448, ACK);
+    c.asks(1549, 201, 500, ACK);
+    c.says(201, 2049, 0, ACK);
+    let end = c.says(201, 2049, 1448, ACK);
+    c.says(1649, 2049, 1448, ACK);
+    c.asks(2049, 3097, 0, ACK);
+    let o = c.run();
+    assert_eq!(counts(&o), [1, 1, 0, 0, 0]);
+    assert_eq!(outgoing(&o).total.unwrap().max, end - start);
+    none_to_the_guest(&o);
+}
+
+/// Several on one connection, the second of which is sent again, and one that is not answered.
+#[test]
+fn each_turn_of_a_connection_is_a_request() {
+    let mut c = Connection::opened();
+    c.asks(101, 201, 10, ACK);
+    c.says(201, 111, 20, ACK);
+    let start = c.asks(111, 221, 10, ACK);
+    c.asks(111, 221, 10, ACK);
+    let end = c.says(221, 121, 20, ACK);
+    c.asks(121, 241, 10, ACK);
+    c.says(241, 131, 0, Segment::RST | ACK);
+    let o = c.run();
+    assert_eq!(counts(&o), [3, 2, 0, 0, 1]);
+    assert_eq!(reason(&o), (Outcome::Unanswered, Reason::Closed));
+    assert_eq!(outgoing(&o).total.unwrap().max, end - start);
+    let requests = outgoing(&o).requests;
+    assert_eq!((requests.retransmitted, requests.sent_again.requests), (1, 1));
+}
+
+/// The copy that comes later would hide that it waited for the server's timer.
+#[test]
+fn an_answer_of_tcp_that_the_host_drops_is_the_hosts() {
+    let mut c = Connection::opened();
+    c.asks(101, 201, 10, ACK);
+    c.says_in_vain(201, 111, 20);
+    c.says(201, 111, 20, ACK);
+    c.asks(111, 221, 10, ACK);
+    c.says(221, 121, 20, ACK);
+    let o = c.run();
+    assert_eq!(counts(&o), [2, 1, 1, 0, 0]);
+    assert_eq!(reason(&o), (Outcome::Incomplete, Reason::DroppedIn));
+}
+
+/// Of a connection whose sides speak at the same time, no request is in a figure.
+#[test]
+fn a_server_that_does_not_wait_makes_requests_of_tcp_ambiguous() {
+    let mut c = Connection::opened();
+    c.asks(101, 201, 10, ACK);
+    c.says(201, 101, 20, ACK);
+    c.says(221, 111, 20, ACK);
+    c.asks(111, 241, 10, ACK);
+    c.says(241, 121, 20, ACK);
+    let o = c.run();
+    assert_eq!(counts(&o), [2, 0, 0, 2, 0]);
+    assert_eq!(reason(&o), (Outcome::Ambiguous, Reason::Interleaved));
+}
+
+/// The whole answer was not seen: the guest acknowledges it.
+#[test]
+fn an_answer_of_tcp_that_was_not_seen_leaves_its_request_incomplete() {
+    let mut c = Connection::opened();
+    c.asks(101, 201, 10, ACK);
+    c.asks(111, 221, 10, ACK);
+    c.says(221, 121, 20, ACK);
+    c.asks(121, 241, 10, ACK);
+    c.says(241, 131, 20, ACK);
+    let o = c.run();
+    let [seen, complete, incomplete, ambiguous, unanswered] = counts(&o);
+    assert_eq!((seen, complete, ambiguous, unanswered), (3, 1, 0, 0));
+    assert_eq!(incomplete, 2);
+    assert_eq!(reason(&o), (Outcome::Incomplete, Reason::SegmentMissing));
+}

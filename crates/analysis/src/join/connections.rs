@@ -27,8 +27,8 @@
 //! Several requests that a client sends without waiting (pipelining) are one request here, if none of them is answered
 //! before the last is sent; otherwise the sides do not take turns.
 //!
-//! The client is who opened the connection. If that was not seen, the port that the filter selects is the server's.
-//! Segments of the guest and to it are seen at the tap, so in the order in which they cause each other.
+//! The client is who opened the connection. If that was not seen, the port that the filter selects is the server's. The guest may
+//! be either. Segments of the guest and to it are seen at the tap, so in the order in which they cause each other.
 
 use crate::expiring::ExpiringMap;
 use crate::hash::Seeded;
@@ -45,7 +45,7 @@ const MAX_CONNECTIONS: usize = 1 << 16;
 enum Guest {
     /// It is the server.
     Serves,
-    /// It is the client: its requests are not followed.
+    /// It is the client.
     Asks,
     NotKnown,
 }
@@ -97,6 +97,15 @@ pub(super) enum Part {
     Answers { key: u64, validity: Validity },
 }
 
+/// A request that is not answered any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ended {
+    pub(super) vm: u32,
+    pub(super) key: u64,
+    pub(super) guest_asks: bool,
+    pub(super) why: NoAnswer,
+}
+
 /// Why a request gets no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NoAnswer {
@@ -121,8 +130,10 @@ pub(super) enum News {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Heard {
     pub(super) part: Part,
-    /// A request, by its VM and key, that is not answered any more. It is to be ended first.
-    pub(super) ended: Option<(u32, u64, NoAnswer)>,
+    /// The guest is the client.
+    pub(super) guest_asks: bool,
+    /// To be ended first.
+    pub(super) ended: Option<Ended>,
     pub(super) news: Option<News>,
     /// Another connection, without an open request, was given up for this one.
     pub(super) given_up: bool,
@@ -130,7 +141,7 @@ pub(super) struct Heard {
 
 impl From<Part> for Heard {
     fn from(part: Part) -> Heard {
-        Heard { part, ended: None, news: None, given_up: false }
+        Heard { part, guest_asks: false, ended: None, news: None, given_up: false }
     }
 }
 
@@ -192,16 +203,18 @@ impl Connections {
         }
         self.all.touch(&at, now);
         let Some(c) = self.all.get_mut(&at) else { return heard };
+        heard.guest_asks = c.guest == Guest::Asks;
+        let of_client = to_guest != heard.guest_asks;
         if s.has(Segment::RST) {
-            if c.resets(s, to_guest) {
+            if c.resets(s, of_client) {
                 heard.ended = c.unanswered(vm, NoAnswer::Closed);
                 self.all.remove(&at);
             }
             return heard;
         }
-        if c.guest == Guest::Serves {
+        if c.guest != Guest::NotKnown {
             let was = c.interleaved;
-            if to_guest {
+            if of_client {
                 let next = self.keys + 1;
                 c.of_client(now, vm, s, next, lost, &mut heard);
                 self.keys += u64::from(matches!(heard.part, Part::Begins { .. }));
@@ -220,7 +233,8 @@ impl Connections {
 impl Connections {
     /// The request that is open on a connection, if the payload of a segment to the guest belongs to it.
     pub(super) fn request_of(&self, vm: u32, connection: u64, s: &Segment) -> Option<u64> {
-        let c = self.all.get(&(vm, connection)).filter(|c| c.phase == Phase::Asked)?;
+        let asked = |c: &&Connection| c.phase == Phase::Asked && c.guest == Guest::Serves;
+        let c = self.all.get(&(vm, connection)).filter(asked)?;
         let (_, end, _) = extent(s);
         (s.payload > 0 && after(end, c.from)).then_some(c.request)
     }
@@ -255,15 +269,16 @@ impl Connection {
     }
 
     /// Its request that is not answered yet.
-    fn unanswered(&self, vm: u32, why: NoAnswer) -> Option<(u32, u64, NoAnswer)> {
-        (self.phase == Phase::Asked).then_some((vm, self.request, why))
+    fn unanswered(&self, vm: u32, why: NoAnswer) -> Option<Ended> {
+        let guest_asks = self.guest == Guest::Asks;
+        (self.phase == Phase::Asked).then_some(Ended { vm, key: self.request, guest_asks, why })
     }
 
     /// Whether a RST is one that the other side accepts: that of an active reset has the next sequence number, that of an
     /// answer to a segment what that segment acknowledges.
-    fn resets(&self, s: &Segment, to_guest: bool) -> bool {
-        let expected = if to_guest { [self.client, self.acknowledged] } else { [self.server; 2] };
-        let ended = u32::from(!to_guest && self.server_ended);
+    fn resets(&self, s: &Segment, of_client: bool) -> bool {
+        let expected = if of_client { [self.client, self.acknowledged] } else { [self.server; 2] };
+        let ended = u32::from(!of_client && self.server_ended);
         expected == [None; 2]
             || expected.into_iter().flatten().any(|n| s.seq == n || s.seq.wrapping_add(ended) == n)
     }

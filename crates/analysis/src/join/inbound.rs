@@ -220,6 +220,9 @@ impl Inbound {
             self.records.remove(&p.fingerprint);
             return;
         }
+        let part = requests.part_in_requests(now, vm, p.matching.as_ref(), true, validity, c);
+        let matching = part.as_ref().map(|(m, _)| m);
+        let certain = part.map_or(Validity::Valid, |(_, certain)| certain);
         r.enqueued = r.enqueued.saturating_add(1);
         let again = r.is_on(p.ifindex);
         let room = r.on_taps.iter().position(Option::is_none);
@@ -232,14 +235,15 @@ impl Inbound {
                 Self::mark_ambiguous(r, &mut self.delivery, requests);
                 self.records.touch(&p.fingerprint, now);
                 c.vm_stats[vm as usize].inbound.incomplete += 1;
-                requests.open(now, vm, p.matching.as_ref(), start, validity, c);
-                let answers = requests.answer_outgoing(now, vm, p.matching.as_ref(), validity, c);
+                let validity = validity.worse(certain);
+                requests.open(now, vm, matching, start, validity, c);
+                let answers = requests.answer_outgoing(now, vm, matching, validity, c);
                 requests.outgoing.end(answers, c);
                 return;
             }
         };
-        let request = requests.open(now, vm, p.matching.as_ref(), start, validity, c);
-        let answers = requests.answer_outgoing(now, vm, p.matching.as_ref(), validity, c);
+        let request = requests.open(now, vm, matching, start, validity.worse(certain), c);
+        let answers = requests.answer_outgoing(now, vm, matching, validity.worse(certain), c);
         let packet = InboundPacket {
             vm,
             validity,

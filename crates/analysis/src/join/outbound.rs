@@ -214,10 +214,11 @@ impl Outbound {
         // One that an earlier frame of the queue had, too, says nothing about when this one was ready.
         let kick = kick.filter(|(ts, _)| *ts >= before);
         let vhost_tx = kick.map(|(ts, _)| now - ts);
-        let request = requests.answer(now, vm, p, kick, c);
+        let part = requests.part_in_requests(now, vm, p.matching.as_ref(), false, Validity::Valid, c);
+        let request = requests.answer(now, vm, p, part, kick, c);
         let outgoing = match request {
             None if c.taps[tap].served != Served::Unseen => {
-                requests.begin_outgoing(now, vm, p.matching.as_ref(), now - vhost_tx.unwrap_or(0), c)
+                requests.begin_outgoing(now, vm, part, now - vhost_tx.unwrap_or(0), c)
             }
             _ => None,
         };

@@ -22,9 +22,10 @@
 //! key is remembered for the time allowed, so that a later copy is no request. If the host has dropped the first copy, or the
 //! first answer, the request is incomplete: what another copy spent outside would hide that.
 //!
-//! Requests of TCP are not followed: of a connection, [`Connections`](super::connections::Connections) follows the turns if the
-//! guest is the server. On taps whose VMM is not followed, requests are not either.
+//! Which segments of TCP begin a request or its answer is known from [`Connections`](super::connections::Connections); each request
+//! has a key of its own then. On taps whose VMM is not followed, requests are not either.
 
+use super::connections::NoAnswer;
 use super::delivery::InboundPacket;
 use super::outbound::OutboundPacket;
 use super::recent::RecentKeys;
@@ -228,6 +229,43 @@ impl OutgoingTable {
         Some(id)
     }
 
+    /// A further segment of a request of TCP, or something else that has become known of it.
+    pub(super) fn continues(&mut self, vm: u32, key: u64, validity: Validity) {
+        let id = self.index.get(&(vm, key)).copied();
+        self.mark(id, validity);
+    }
+
+    /// The guest has sent a segment again; that of an open request if there is a key.
+    pub(super) fn segment_again(&mut self, vm: u32, key: Option<u64>, c: &mut Common) {
+        let counts = &mut c.vm_stats[vm as usize].outgoing.counts;
+        counts.retransmitted += 1;
+        if let Some(id) = key.and_then(|key| self.index.get(&(vm, key)))
+            && let Some(open) = self.open.get_mut(*id)
+            && !std::mem::replace(&mut open.sent_again, true)
+        {
+            counts.sent_again.requests += 1;
+        }
+    }
+
+    /// A request of TCP that is open gets no answer any more, or has got one that was not seen.
+    pub(super) fn ends_unanswered(&mut self, vm: u32, key: u64, why: NoAnswer, c: &mut Common) {
+        let Some(id) = self.index.get(&(vm, key)).copied() else { return };
+        let Some(open) = self.open.get_mut(id) else { return };
+        match why {
+            NoAnswer::Closed => open.reason_if_last = Reason::Closed.into(),
+            NoAnswer::Missed => {
+                open.validity = open.validity.worse(Validity::incomplete(Reason::SegmentMissing));
+                open.answered = true;
+                self.index.remove(&(vm, key));
+            }
+            NoAnswer::Evicted => {
+                c.evicted += 1;
+                open.reason_if_last = Reason::Evicted.into();
+            }
+        }
+        self.end(Some(id), c);
+    }
+
     /// Makes the validity of a request at least as bad as `validity`.
     pub(super) fn mark(&mut self, request: Option<EntryId>, validity: Validity) {
         if let Some(open) = request.and_then(|id| self.open.get_mut(id)) {
@@ -325,15 +363,17 @@ impl RequestTable {
         &mut self,
         now: u64,
         vm: u32,
-        matching: Option<&Match>,
+        part: Option<(Match, Validity)>,
         start: u64,
         c: &mut Common,
     ) -> Option<EntryId> {
         let learnt =
             |m: &Match| self.recent.recall(now, vm, m.key).is_some_and(|recent| !recent.from_outside);
-        let begins = |m: &&Match| m.role == Role::Request || m.role == Role::Either && learnt(m);
-        let m = matching.filter(|m| self.outgoing.both_ways && begins(m))?;
-        self.outgoing.begin(now, vm, m.key, start, c)
+        let begins = |m: &Match| m.role == Role::Request || m.role == Role::Either && learnt(m);
+        let (m, validity) = part.filter(|(m, _)| self.outgoing.both_ways && begins(m))?;
+        let begun = self.outgoing.begin(now, vm, m.key, start, c);
+        self.outgoing.mark(begun, validity);
+        begun
     }
 
     /// A packet has reached a guest's tap. Returns the guest's own request that it answers.

@@ -147,16 +147,18 @@ impl RequestTable {
         &mut self,
         now: u64,
         vm: u32,
-        matching: Option<&Match>,
+        m: Option<&Match>,
         start: u64,
         validity: Validity,
         c: &mut Common,
     ) -> Option<CopyId> {
-        let m = *matching?;
+        let m = *m?;
         if m.role == Role::OneWay {
             self.groups.message(start, vm, &m);
         }
-        let (m, validity) = self.of_client(now, vm, &m, validity, c)?;
+        if !matches!(m.role, Role::Request | Role::Either) {
+            return None;
+        }
         let recent = self.recent.recall(now, vm, m.key);
         let answers = self.outgoing.is_open(vm, m.key) || recent.is_some_and(|r| !r.from_outside);
         if m.role == Role::Either && answers {
@@ -259,12 +261,15 @@ impl RequestTable {
         now: u64,
         vm: u32,
         p: &Packet,
+        part: Option<(Match, Validity)>,
         kick: Option<(u64, Kick)>,
         c: &mut Common,
     ) -> Option<EntryId> {
-        let m = p.matching?;
+        let (m, validity) = part?;
         self.groups.message(now, vm, &m);
-        let (m, validity) = self.of_guest(now, vm, &m, c)?;
+        if !matches!(m.role, Role::Final | Role::Either) {
+            return None;
+        }
         let Some(id) = self.index.get(&(vm, m.key)).copied() else {
             // A request that the guest itself sends, a repeated response, or one to a request that was not seen.
             let recent = self.recent.recall(now, vm, m.key);

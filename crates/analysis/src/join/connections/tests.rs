@@ -13,17 +13,21 @@ struct Told {
     connections: Connections,
     lost: LostWindows,
     now: u64,
+    /// The guest is the client; otherwise it is the server.
+    guest_asks: bool,
 }
 
 impl Told {
     fn new() -> Told {
-        Told { connections: Connections::new(Seeded::new(1)), lost: LostWindows::default(), now: 0 }
+        let connections = Connections::new(Seeded::new(1));
+        Told { connections, lost: LostWindows::default(), now: 0, guest_asks: false }
     }
 
-    fn flags(&mut self, to_guest: bool, seq: u32, ack: u32, payload: u16, flags: u8) -> Heard {
+    /// A segment of the client, or of the server.
+    fn flags(&mut self, of_client: bool, seq: u32, ack: u32, payload: u16, flags: u8) -> Heard {
         self.now += 1_000_000;
         let s = Segment { seq, ack, payload, flags };
-        self.connections.segment(self.now, (0, 7), &s, to_guest, &self.lost)
+        self.connections.segment(self.now, (0, 7), &s, of_client != self.guest_asks, &self.lost)
     }
 
     /// A segment of the client.
@@ -31,7 +35,7 @@ impl Told {
         self.flags(true, seq, ack, payload, ACK).part
     }
 
-    /// A segment of the server, in the guest.
+    /// A segment of the server.
     fn says(&mut self, seq: u32, ack: u32, payload: u16) -> Part {
         self.flags(false, seq, ack, payload, ACK).part
     }
@@ -60,6 +64,11 @@ fn a_request_that_was_lost_before_the_host_begins_with_its_copy() {
     t.says(241, 131, 0);
     assert_eq!(t.asks(131, 241, 0), Part::None);
     assert_eq!(t.asks(131, 241, 10), begins(3));
+}
+
+/// The first request to the guest.
+fn no_answer(why: NoAnswer) -> Ended {
+    Ended { vm: 0, key: 1, guest_asks: false, why }
 }
 
 fn begins(key: u64) -> Part {
@@ -186,7 +195,7 @@ fn a_connection_ends_with_its_request() {
         let mut t = Told::open();
         t.asks(101, 201, 10);
         let found = close(&mut t, to_guest, seq, ack, flags);
-        assert_eq!(found, ended.then_some((0, 1, NoAnswer::Closed)), "{to_guest} {seq} {flags:#x}");
+        assert_eq!(found, ended.then_some(no_answer(NoAnswer::Closed)), "{to_guest} {seq} {flags:#x}");
     }
     // A request that comes after the client's last byte was announced, and an answer to it.
     let mut t = Told::open();
@@ -220,15 +229,28 @@ fn a_connection_that_was_open_is_followed_once_it_is_at_rest() {
 }
 
 #[test]
-fn what_the_guest_asks_is_not_followed() {
+fn what_the_guest_asks_is_told_from_what_it_is_asked() {
     let mut t = Told::new();
-    t.flags(false, 200, 0, 0, SYN);
-    t.flags(true, 100, 201, 0, SYN | ACK);
-    assert_eq!([t.says(201, 101, 10), t.asks(101, 211, 10), t.says(211, 111, 10)], [Part::None; 3]);
+    t.guest_asks = true;
+    t.flags(true, 100, 0, 0, SYN);
+    t.flags(false, 200, 101, 0, SYN | ACK);
+    t.asks(101, 201, 0);
+    let asked = t.flags(true, 101, 201, 10, ACK);
+    assert!(asked.guest_asks && asked.part == begins(1), "{asked:?}");
+    assert_eq!(t.asks(101, 201, 10), Part::Again { key: Some(1) });
+    assert_eq!(t.asks(111, 201, 5), Part::Continues { key: 1, validity: Validity::Valid, second: true });
+    let to_guest = Segment { seq: 201, ack: 0, payload: 10, flags: ACK };
+    assert_eq!(t.connections.request_of(0, 7, &to_guest), None);
+    let answered = t.flags(false, 201, 116, 10, ACK);
+    assert!(answered.guest_asks && answered.part == answers(1), "{answered:?}");
+    assert_eq!(t.asks(116, 211, 10), begins(2));
+    let closed = t.flags(false, 211, 126, 0, RST | ACK).ended;
+    assert_eq!(closed, Some(Ended { vm: 0, key: 2, guest_asks: true, why: NoAnswer::Closed }));
     // Its ports are used again, for a request to it.
+    t.guest_asks = false;
     t.flags(true, 900, 0, 0, SYN);
     t.flags(false, 700, 901, 0, SYN | ACK);
-    assert_eq!([t.asks(901, 701, 10), t.says(701, 911, 10)], [begins(1), answers(1)]);
+    assert_eq!([t.asks(901, 701, 10), t.says(701, 911, 10)], [begins(3), answers(3)]);
 }
 
 #[test]
@@ -248,7 +270,7 @@ fn segments_that_were_not_seen_are_missed() {
     let mut t = Told::open();
     t.asks(101, 201, 10);
     let heard = t.flags(true, 111, 251, 10, ACK);
-    assert_eq!(heard.ended, Some((0, 1, NoAnswer::Missed)));
+    assert_eq!(heard.ended, Some(no_answer(NoAnswer::Missed)));
     assert_eq!(heard.part, Part::Begins { key: 2, validity: missing() });
     assert_eq!(t.says(251, 121, 10), Part::Answers { key: 2, validity: missing() });
     assert_eq!(t.asks(121, 261, 10), begins(3), "then all is known again");
@@ -275,7 +297,7 @@ fn connections_are_bounded() {
         ended.extend(heard.ended);
         given_up += usize::from(heard.given_up);
     }
-    assert_eq!(ended, [(0, 1, NoAnswer::Evicted)]);
+    assert_eq!(ended, [no_answer(NoAnswer::Evicted)]);
     assert_eq!(given_up, MAX_CONNECTIONS, "those without a request are counted, too");
     assert_eq!(t.says(201, 111, 10), Part::None);
 }
@@ -310,8 +332,11 @@ proptest! {
     /// Whatever the sequence numbers begin with, and however segments are cut: each turn is one request with one answer, the
     /// first segment of each.
     #[test]
-    fn each_turn_is_one_request(client: u32, server: u32, turns in prop::collection::vec(turn(), 1..8)) {
+    fn each_turn_is_one_request(
+        guest_asks: bool, client: u32, server: u32, turns in prop::collection::vec(turn(), 1..8),
+    ) {
         let mut t = Told::new();
+        t.guest_asks = guest_asks;
         t.flags(true, client, 0, 0, SYN);
         t.flags(false, server, client.wrapping_add(1), 0, SYN | ACK);
         let (mut c, mut s) = (client.wrapping_add(1), server.wrapping_add(1));
@@ -354,12 +379,13 @@ proptest! {
         let mut open = std::collections::HashSet::new();
         for (to_guest, seq, ack, payload, flags) in segments {
             let heard = t.flags(to_guest, seq.wrapping_sub(20), ack.wrapping_sub(20), payload, flags);
-            if let Some((_, key, _)) = heard.ended {
+            if let Some(Ended { key, .. }) = heard.ended {
                 prop_assert!(open.remove(&key));
             }
+            let of_client = to_guest != heard.guest_asks;
             match heard.part {
-                Part::Begins { key, .. } => prop_assert!(to_guest && open.insert(key) && open.len() == 1),
-                Part::Answers { key, .. } => prop_assert!(!to_guest && open.remove(&key)),
+                Part::Begins { key, .. } => prop_assert!(of_client && open.insert(key) && open.len() == 1),
+                Part::Answers { key, .. } => prop_assert!(!of_client && open.remove(&key)),
                 Part::Continues { key, .. } | Part::Again { key: Some(key) } => prop_assert!(open.contains(&key)),
                 Part::None | Part::Again { key: None } => {}
             }

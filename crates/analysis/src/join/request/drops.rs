@@ -54,6 +54,8 @@ impl RequestTable {
         exclusion: Exclusion,
         c: &mut Common,
     ) {
+        let part = self.part_in_requests(now, vm, matching, true, Validity::Incomplete(exclusion), c);
+        let matching = part.as_ref().map(|(m, _)| m);
         let answered = self.answer_outgoing(now, vm, matching, Validity::Incomplete(exclusion), c);
         if answered.is_some() {
             return self.outgoing.end(answered, c);
@@ -84,7 +86,10 @@ impl RequestTable {
         exclusion: Exclusion,
         c: &mut Common,
     ) -> bool {
-        let Some((m, _)) = matching.and_then(|m| self.of_guest(now, vm, m, c)) else { return false };
+        let part = self.part_in_requests(now, vm, matching, false, Validity::Valid, c);
+        let Some((m, _)) = part.filter(|(m, _)| matches!(m.role, Role::Final | Role::Either)) else {
+            return false;
+        };
         let Some(id) = self.index.get(&(vm, m.key)).copied() else { return false };
         if let Some(open) = self.open.get_mut(id) {
             open.response_dropped = true;

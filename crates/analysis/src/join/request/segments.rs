@@ -1,51 +1,31 @@
 //! Requests of TCP: what [`Connections`](crate::join::connections) makes of segments becomes requests, copies and answers.
 
 use super::{CopyId, RequestTable};
-use crate::join::connections::{Heard, News, NoAnswer, Part};
+use crate::join::connections::{Ended, Heard, News, NoAnswer, Part};
 use crate::join::{Common, Exclusion, Validity};
 use teiji_model::event::{Match, Role, Segment};
 use teiji_model::report::Reason;
 
 impl RequestTable {
-    /// The request that a packet to the guest begins, if it begins one.
-    pub(super) fn of_client(
+    /// What a packet to the guest, or from it, is to requests: itself; or, of a segment, the request or the answer that it begins,
+    /// and whether that is certain. To be called once for each packet. `packet`: whether it can be followed.
+    pub(in crate::join) fn part_in_requests(
         &mut self,
         now: u64,
         vm: u32,
-        m: &Match,
-        validity: Validity,
+        m: Option<&Match>,
+        to_guest: bool,
+        packet: Validity,
         c: &mut Common,
     ) -> Option<(Match, Validity)> {
-        match m.role {
-            Role::Request | Role::Either => Some((*m, validity)),
-            Role::Segment { .. } => {
-                let (key, found) = self.segment(now, vm, m.key, &m.segment()?, true, validity, c)?;
-                Some((Match { key, role: Role::Request, group: 0, ..*m }, validity.worse(found)))
-            }
-            Role::Trying | Role::Provisional | Role::Final | Role::OneWay => None,
-        }
+        let m = m?;
+        let Some(segment) = m.segment() else { return Some((*m, Validity::Valid)) };
+        let (key, role, validity) = self.segment(now, vm, m.key, &segment, to_guest, packet, c)?;
+        Some((Match { key, role, group: 0, ..*m }, validity))
     }
 
-    /// The answer that a packet of the guest begins, if it begins one.
-    pub(super) fn of_guest(
-        &mut self,
-        now: u64,
-        vm: u32,
-        m: &Match,
-        c: &mut Common,
-    ) -> Option<(Match, Validity)> {
-        match m.role {
-            Role::Final | Role::Either => Some((*m, Validity::Valid)),
-            Role::Segment { .. } => {
-                let (key, found) = self.segment(now, vm, m.key, &m.segment()?, false, Validity::Valid, c)?;
-                Some((Match { key, role: Role::Final, group: 0, ..*m }, found))
-            }
-            Role::Request | Role::Trying | Role::Provisional | Role::OneWay => None,
-        }
-    }
-
-    /// Returns the key of the request, if the segment begins one or its answer, and whether that is certain. `packet`:
-    /// whether the segment itself can be followed.
+    /// Returns the key of the request, if the segment begins one or its answer, which of the two, and whether that is certain.
+    /// `packet`: whether the segment itself can be followed.
     #[allow(clippy::too_many_arguments, reason = "what is known of one segment")]
     fn segment(
         &mut self,
@@ -56,11 +36,15 @@ impl RequestTable {
         to_guest: bool,
         packet: Validity,
         c: &mut Common,
-    ) -> Option<(u64, Validity)> {
-        let Heard { part, ended, news, given_up } =
+    ) -> Option<(u64, Role, Validity)> {
+        let Heard { part, guest_asks, ended, news, given_up } =
             self.connections.segment(now, (vm, connection), s, to_guest, &c.lost);
-        if let Some((vm, key, why)) = ended {
-            self.ends_unanswered(vm, key, why, c);
+        if let Some(Ended { vm, key, guest_asks, why }) = ended {
+            if guest_asks {
+                self.outgoing.ends_unanswered(vm, key, why, c);
+            } else {
+                self.ends_unanswered(vm, key, why, c);
+            }
         }
         c.evicted += u64::from(given_up);
         let stats = &mut c.vm_stats[vm as usize];
@@ -75,10 +59,18 @@ impl RequestTable {
         match part {
             Part::None => None,
             Part::Begins { key, validity } => {
-                stats.connections.segments += 1;
-                Some((key, validity))
+                stats.connections.segments += u64::from(!guest_asks);
+                Some((key, Role::Request, validity))
             }
-            Part::Answers { key, validity } => Some((key, validity)),
+            Part::Answers { key, validity } => Some((key, Role::Final, validity)),
+            Part::Continues { key, validity, .. } if guest_asks => {
+                self.outgoing.continues(vm, key, validity);
+                None
+            }
+            Part::Again { key } if guest_asks => {
+                self.outgoing.segment_again(vm, key, c);
+                None
+            }
             Part::Continues { key, validity, second } => {
                 stats.connections.segments += u64::from(to_guest);
                 stats.connections.of_several_segments += u64::from(second);
