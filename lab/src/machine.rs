@@ -31,8 +31,9 @@ use crate::{
     tsc,
 };
 
-/// Ports for commands: this many commands can run at the same time.
-pub(crate) const PORTS: usize = 16;
+/// Ports for commands: this many commands can run at the same time. With 16 the lab host's kernel misses one of them at each boot:
+/// see [`crate::ports::Pool::ping`].
+pub(crate) const PORTS: usize = 15;
 
 const QEMU: &str = "/usr/bin/qemu-system-x86_64";
 /// QEMU's `-machine` of all machines of the lab: without devices that nothing uses, as a kernel takes long to probe for them.

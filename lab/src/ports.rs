@@ -104,9 +104,9 @@ impl Pool {
     /// Asks the agent by each port whether it is there; fails if one does not answer within `limit` (see [`Stopwatch`]).
     /// Returns the version of its kernel, and how many ports had to be connected again.
     ///
-    /// The lab host's kernel gets a message for each port that is connected. With QEMU 11.1 one of these messages is
-    /// lost at every boot, and the agent then waits for ever until it can write its answer to that port. (The probable
-    /// cause: QEMU drops a message while the queue of 32 messages is full.) A new connection sends a new message.
+    /// The lab host's kernel gets messages for each port that is connected. With QEMU 11.1 and 16 ports one of these messages is
+    /// lost at every boot, with 15 none, and the agent then waits for ever until it can write its answer to that port. (The
+    /// probable cause: QEMU drops a message while the queue of 32 messages is full.) A new connection sends a new message.
     pub(crate) fn ping(&self, limit: Duration) -> Result<(String, usize)> {
         let mut ports = std::mem::take(&mut lock(&self.free).ports);
         let mut answer = None;
