@@ -45,6 +45,10 @@ pub struct ManyVms {
     pub unseen: u64,
     /// Requests that [`may_be_incomplete`].
     pub excused: u64,
+    /// Signals of which teiji says that a probe was skipped.
+    pub skipped_signals: u64,
+    /// How often the kernel says that it skipped such a probe.
+    pub skipped_runs: u64,
     /// Requests by the load generator: sent, answered in time, and answered later.
     pub called: [u64; 3],
     /// Requests by teiji: seen, and complete.
@@ -84,6 +88,7 @@ pub fn run(lab: &Lab, guests: &[&Guest<'_>], extent: &Extent) -> Result<ManyVms>
         levels.push(level);
     }
     std::thread::sleep(Duration::from_secs(1));
+    let skipped_runs = trace.skipped_runs(&["on_signal", "on_written", "on_signalled"])?;
     let traced = trace.stop()?;
     let report = &traced.report;
     Ok(ManyVms {
@@ -96,6 +101,8 @@ pub fn run(lab: &Lab, guests: &[&Guest<'_>], extent: &Extent) -> Result<ManyVms>
         lost: report.counters.lost.iter().sum(),
         unseen: unseen(&traced)?,
         excused: may_be_incomplete(&traced)?,
+        skipped_signals: report.skipped_signals,
+        skipped_runs,
         requests: [
             report.vms.iter().map(|v| v.requests.seen).sum(),
             report.vms.iter().map(|v| v.requests.complete).sum(),

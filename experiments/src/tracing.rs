@@ -137,6 +137,22 @@ impl<'l> Trace<'l> {
         Ok(line.split(':').nth(1).unwrap_or_default().trim().to_owned())
     }
 
+    /// How many runs of these programs the kernel has skipped until now, by its own count.
+    ///
+    /// # Errors
+    /// If bpftool fails, or there is no such program.
+    pub fn skipped_runs(&self, programs: &[&str]) -> Result<u64> {
+        let printed = self.lab.host.run("bpftool --json prog show")?.ok()?;
+        let all: Vec<serde_json::Value> = serde_json::from_str(&printed).context("read bpftool's list")?;
+        let mut skipped = 0;
+        for name in programs {
+            let mut of_name = all.iter().filter(|p| p["name"] == *name).peekable();
+            of_name.peek().with_context(|| format!("no program {name} is loaded"))?;
+            skipped += of_name.map(|p| p["recursion_misses"].as_u64().unwrap_or(0)).sum::<u64>();
+        }
+        Ok(skipped)
+    }
+
     /// Ends teiji with SIGINT, as Ctrl-C does, and reads its report.
     ///
     /// # Errors

@@ -231,7 +231,7 @@ impl Segment {
     }
 }
 
-/// A vhost worker signalled a receive queue.
+/// A vhost worker signalled a receive queue, with an interrupt or without.
 ///
 /// It covers the packets that `tid` has taken off `ifindex` since its last signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -262,11 +262,8 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
-    /// Stands for the vector of a signal of which the kernel skipped the run of a probe: it is not known when the guest received the
-    /// packets. If the vCPU's state is known, only the probe after the write was skipped: see [`Delivery::Unknown`]. Otherwise
-    /// [`Event::ts`] and `signalled` are the beginning or the end of the signal, whichever was seen, or just before the worker took the
-    /// next packet if neither was; the vCPU is not known. Signals of unknown arrival have no vector of a guest's, so this is none.
-    /// (Not a variant of [`Delivery`]: see [`Delivery::Unknown`].)
+    /// Stands for the vector of a signal of which the kernel skipped the run of a probe: see the table at [`Delivery::Unknown`].
+    /// Signals of unknown delivery have no vector of a guest's.
     pub const SKIPPED: u8 = 255;
 
     /// Whether the kernel skipped the run of a probe, so that it is not known when the guest received the packets.
@@ -291,12 +288,17 @@ pub enum Delivery {
     /// accepted the last interrupt. If `state` is [`ThreadState::Guest`], the guest sees the packets at once; otherwise
     /// with the next [`GuestEntry`] with vector 0. The event may be handed over later than that one.
     Suppressed,
-    /// No vCPU was seen to accept an interrupt.
+    /// No vCPU was seen to accept an interrupt. What is known otherwise:
     ///
-    /// If `state` is known, the guest polled, and it is not known when it received the packets: [`Event::ts`] is when the
-    /// worker began to signal, [`Interrupt::signalled`] when it had written the packets, and `vcpu` was in guest mode in
-    /// between. This is no variant of its own, because readers of format version 3 refuse a recording with a variant that
-    /// they do not know.
+    /// | `state` | `vector` | meaning | [`Event::ts`] | `signalled` |
+    /// | --- | --- | --- | --- | --- |
+    /// | `None` | 0 | nothing | end of the signal | its beginning |
+    /// | known | 0 | the guest polled, and `vcpu` was in guest mode during the signal: when it received the packets is not known | beginning of the signal | packets written |
+    /// | known | [`Interrupt::SKIPPED`] | the same; the probe after the write was skipped | beginning of the signal | its end |
+    /// | `None` | [`Interrupt::SKIPPED`] | the probe at the beginning or the end, or both, were skipped | the end that was seen; if none, just before the worker took the next packet | the same |
+    ///
+    /// These are no variants of their own, because readers of format version 3 refuse a recording with a variant that they do not
+    /// know.
     Unknown,
 }
 

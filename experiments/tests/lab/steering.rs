@@ -22,16 +22,6 @@ fn steer(cpus: &str) -> teiji_lab::Result<String> {
     LAB.host.run(&format!("echo {cpus} > {queue}"))?.ok()
 }
 
-/// How many runs of the probes of frames the kernel has skipped, by its own count: a trace does not count them, as each costs no
-/// more than that one frame is credited to nobody.
-fn skipped_runs() -> u64 {
-    let printed = LAB.host.run("bpftool --json prog show").unwrap().ok().unwrap();
-    let programs: Vec<serde_json::Value> = serde_json::from_str(&printed).unwrap();
-    let of_frames =
-        |p: &&serde_json::Value| ["on_tun_sendmsg", "on_tun_sent"].iter().any(|name| p["name"] == *name);
-    programs.iter().filter(of_frames).map(|p| p["recursion_misses"].as_u64().unwrap_or(0)).sum()
-}
-
 /// Steers no frames any more when dropped: other tests use the guest after this one, also if it fails.
 struct Unsteered;
 
@@ -49,7 +39,8 @@ pub fn frames_that_another_thread_takes_up_are_nobodys_work() {
         steer(cpus).unwrap();
         let trace = Trace::start(&LAB, "steered", ECHO, true).unwrap();
         let figures = load::echo(&LAB.host, guest, 50.0, 100).unwrap();
-        let skipped = skipped_runs();
+        // A trace does not count them: each costs no more than that one frame is credited to nobody.
+        let skipped = trace.skipped_runs(&["on_tun_sendmsg", "on_tun_sent"]).unwrap();
         let traced = trace.stop().unwrap();
         let counts = only(&traced.report).unwrap().requests;
         agrees("complete", counts.complete, figures.answered(), excused(&traced).unwrap()).unwrap();
