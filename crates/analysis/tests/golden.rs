@@ -328,6 +328,25 @@ fn another_vcpus_kick_gives_no_split_of_the_guests_part() {
     assert_eq!(clocked(0).run().split(Stage::Guest), None);
 }
 
+/// A frame that passes the stack in another thread's context has no worker, and a kick may come before its worker is known.
+#[test]
+fn without_a_reading_of_the_worker_at_both_ends_vhost_tx_is_not_divided() {
+    for at_kick in [true, false] {
+        let mut h = clocked(1);
+        for e in &mut h.0 {
+            match &mut e.kind {
+                EventKind::Kick(k) if at_kick => k.worker = None,
+                EventKind::Packet(p) if !at_kick && p.point == Point::TapSend => p.worker = None,
+                _ => {}
+            }
+        }
+        let o = h.run();
+        assert_eq!(o.split(Stage::VhostTx), None, "{at_kick}");
+        assert_eq!(o.joined[0].request.stages[Stage::VhostTx as usize].ns, 10_000);
+        assert!(o.split(Stage::TapQueue).is_some());
+    }
+}
+
 #[test]
 fn a_split_that_does_not_fit_is_dropped_and_counted() {
     let mut h = clocked(1);

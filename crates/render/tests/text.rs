@@ -97,6 +97,9 @@ fn vms() {
     };
     let vms = [(common::vm("sip1", 4240), identity(0, "root")), (other, identity(1000, "e\x1bve"))];
     golden("vms.txt", &vms_table(&vms, &UNICODE));
+    let json = serde_json::to_value(teiji_render::json::Vms::new(&vms)).unwrap();
+    assert_eq!(json["vms"][0]["doubt"], serde_json::Value::Null);
+    assert!(json["vms"][1]["doubt"].as_str().unwrap().contains("user"), "{json}");
 }
 
 #[test]

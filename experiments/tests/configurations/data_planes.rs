@@ -2,10 +2,11 @@
 
 use super::{LAB, guest};
 use teiji_experiments::path::accuracy::{self, Agreement, CASES};
-use teiji_experiments::path::{Extent, SHORT};
+use teiji_experiments::path::{Extent, SHORT, late};
 use teiji_experiments::tracing::Lab;
 use teiji_lab::harness::Shared;
 use teiji_lab::{Child, Guest, GuestSpec};
+use teiji_model::event::{Event, EventKind, Point};
 
 /// A guest whose tap is served by QEMU's own process.
 static SERVED: Shared<(Guest<'static>, Child)> = Shared::new("the guest served without vhost", || {
@@ -84,5 +85,13 @@ pub fn taps_with_napi_are_followed() {
     let polled: usize = lab.host.run(&polled).unwrap().text().trim().parse().unwrap();
     followed(&agreement, SHORT.requests, false);
     assert!(polled >= agreement.matched / 2, "NAPI polled the tap {polled} times");
+    // Frames pass the stack in a softirq, so no thread is known to have handed them over.
+    let recording = lab.out.join(format!("{}.teiji", CASES[0].name));
+    let frame = |event: &Event| match event.kind {
+        EventKind::Packet(p) if p.point == Point::TapSend => Some(p.worker.is_some()),
+        _ => None,
+    };
+    let frames: Vec<bool> = late::events(&recording).unwrap().iter().filter_map(frame).collect();
+    assert!(frames.len() >= agreement.matched && !frames.contains(&true), "{} frames", frames.len());
     drop(server);
 }
