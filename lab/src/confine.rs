@@ -11,7 +11,7 @@ use std::{
 
 /// The nice value of the emulator. If an emulated CPU does not get a real CPU in time, it loses timers, and the
 /// emulated kernel reports stalled CPUs.
-const NICE: libc::c_int = -10;
+pub(crate) const NICE: libc::c_int = -10;
 
 /// The folder inside the confined program's root file system that has the bound folders.
 pub(crate) const INSIDE: &str = "/run/lab";

@@ -299,11 +299,13 @@ static __always_inline bool read_headers(const unsigned char *l2, const unsigned
  * first is still on its way, the two are alike, as two of the same length are anyway. Of shorter segments all
  * is hashed: an ACK, data and a FIN with one sequence number follow each other closely.
  *
+ * keyed: the packet's part in requests is asked for, too; at most points of the path nobody does.
+ *
  * Returns false for packets that do not pass the filter, that are teiji's own, or that cannot be identified
  * (these are counted).
  */
 static __always_inline bool identify(union headers *h, const unsigned char *l2, const unsigned char *end,
-				     bool to_guest, secret_words secret, struct packet *p)
+				     bool to_guest, bool keyed, secret_words secret, struct packet *p)
 {
 	const unsigned char *at = l2 + ETH_HLEN;
 	struct endpoints e = {};
@@ -395,10 +397,10 @@ static __always_inline bool identify(union headers *h, const unsigned char *l2, 
 #pragma unroll
 		for (i = 0; i < PAYLOAD_HASHED / 4; i += 2)
 			add_pair(&sums, OFFSET_BODY + i, payload[i], payload[i + 1]);
-		if (settings.matching == MATCH_ECHO) {
+		if (keyed && settings.matching == MATCH_ECHO) {
 			p->key = match_key(&e, (u32)PROTO_UDP << 16 | udp_len, 0, sums);
 			p->role = ROLE_EITHER;
-		} else if (settings.matching == MATCH_DNS || settings.matching == MATCH_KEY) {
+		} else if (keyed && (settings.matching == MATCH_DNS || settings.matching == MATCH_KEY)) {
 			p->key = ends_key(&e, secret);
 		}
 	} else if (e.proto == PROTO_TCP) {
@@ -413,7 +415,7 @@ static __always_inline bool identify(union headers *h, const unsigned char *l2, 
 		p->headers = at - l2 + (bpf_ntohs(h->l4.tcp.flags) >> 12) * 4;
 		if (!len)
 			l4 &= ~bpf_htons(TCP_FIN_PSH);
-		if (settings.matching == MATCH_TCP) {
+		if (keyed && settings.matching == MATCH_TCP) {
 			p->key = ends_key(&e, secret);
 			p->role = ROLE_SEGMENT;
 			p->payload = at;
@@ -432,7 +434,7 @@ static __always_inline bool identify(union headers *h, const unsigned char *l2, 
 		ports = (u32)h->l4.icmp.id << 16 | h->l4.icmp.seq;
 		request = e.proto == PROTO_ICMP ? type == 8 : type == 128;
 		reply = e.proto == PROTO_ICMP ? type == 0 : type == 129;
-		if (settings.matching == MATCH_ECHO && (request || reply)) {
+		if (keyed && settings.matching == MATCH_ECHO && (request || reply)) {
 			p->key = match_key(&e, (u32)PROTO_ICMP << 16, ports, sums);
 			p->role = request ? ROLE_REQUEST : ROLE_FINAL;
 		}

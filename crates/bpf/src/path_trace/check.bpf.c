@@ -73,7 +73,7 @@ int check(void *ctx)
 	f->data = (u64)f->bytes;
 	barrier();
 	data = (const unsigned char *)*(volatile u64 *)&f->data;
-	if (!parse(data, data + f->len, true, f->to_guest, &p))
+	if (!parse(data, data + f->len, true, f->to_guest, true, &p))
 		return 0;
 	p.len = f->len + f->beyond;
 	count_segments(&p, data + (offsetof(struct frame, shared) - offsetof(struct frame, bytes)));

@@ -35,13 +35,13 @@ static __always_inline bool is_guest_mac(const u8 *addr)
 /*
  * Identifies a packet that starts at l2 and whose linear part ends at end: see identify(). known: the point
  * is at a tap, so to_guest is the direction of the packet. Otherwise only packets of the direction to_guest
- * are accepted, which the MAC addresses decide if they can.
+ * are accepted, which the MAC addresses decide if they can. keyed: see identify().
  *
  * Returns false for packets that do not belong to traced guests, that do not pass the filter, or that cannot
  * be identified (these are counted).
  */
 static __always_inline bool parse(const unsigned char *l2, const unsigned char *end, bool known,
-				  bool to_guest, struct packet *p)
+				  bool to_guest, bool keyed, struct packet *p)
 {
 	union headers h;
 
@@ -60,7 +60,7 @@ static __always_inline bool parse(const unsigned char *l2, const unsigned char *
 		if (!read_from(l2, end, ETH_HLEN, &h))
 			return false;
 	}
-	return identify(&h, l2, end, to_guest, settings.secret, p);
+	return identify(&h, l2, end, to_guest, keyed, settings.secret, p);
 }
 
 /*

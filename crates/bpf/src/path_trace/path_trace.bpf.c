@@ -86,7 +86,10 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 /* ---- packets ---- */
 
-/* For skbs that the verifier trusts: arguments of tracepoints and of functions. */
+/*
+ * For skbs that the verifier trusts: arguments of tracepoints and of functions. Which part a packet has in
+ * requests is asked at taps only: what passes them is known by its fingerprint elsewhere.
+ */
 static __always_inline bool parse_skb(struct sk_buff *skb, bool received, bool known, bool to_guest,
 				      struct packet *p)
 {
@@ -94,7 +97,7 @@ static __always_inline bool parse_skb(struct sk_buff *skb, bool received, bool k
 
 	p->len = received ? skb->len + ETH_HLEN : skb->len;
 	return parse(received ? skb->head + skb->mac_header : data, data + (skb->len - skb->data_len), known,
-		     to_guest, p);
+		     to_guest, known, p);
 }
 
 /*
@@ -301,7 +304,7 @@ static __always_inline int taken_by_vhost(struct msghdr *m, struct net_device *d
 	data = BPF_CORE_READ(skb, data);
 	len = BPF_CORE_READ(skb, len);
 	p.len = len;
-	if (parse(data, data + (len - BPF_CORE_READ(skb, data_len)), true, true, &p))
+	if (parse(data, data + (len - BPF_CORE_READ(skb, data_len)), true, true, false, &p))
 		emit_tap(&p, now, POINT_TAP_DEQUEUE, q.ifindex, c, queue_depth(ring, c), NOT_KNOWN);
 	return 0;
 }
@@ -442,7 +445,7 @@ __noinline int emit_linked(u64 address, u8 point)
 	struct packet p = {.len = len};
 
 	if (!is_tap(dev, ifindex) &&
-	    parse(data, data + (len - BPF_CORE_READ(skb, data_len)), false, false, &p) && !p.to_guest)
+	    parse(data, data + (len - BPF_CORE_READ(skb, data_len)), false, false, false, &p) && !p.to_guest)
 		emit_packet(&p, point, ifindex);
 	return 0;
 }

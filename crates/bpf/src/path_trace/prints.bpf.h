@@ -13,7 +13,7 @@ static __always_inline u64 hash_with(const unsigned char *l2, const unsigned cha
 	struct packet p = {};
 	union headers h;
 
-	if (!read_headers(l2, end, &h) || !identify(&h, l2, end, to_guest, secret, &p))
+	if (!read_headers(l2, end, &h) || !identify(&h, l2, end, to_guest, false, secret, &p))
 		return 0;
 	return p.fingerprint;
 }

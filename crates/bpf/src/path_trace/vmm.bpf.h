@@ -147,7 +147,7 @@ int BPF_PROG(on_vmm_read, struct kiocb *iocb)
 	data = BPF_CORE_READ(skb, data);
 	len = BPF_CORE_READ(skb, len);
 	p.len = len;
-	if (!parse(data, data + (len - BPF_CORE_READ(skb, data_len)), true, true, &p))
+	if (!parse(data, data + (len - BPF_CORE_READ(skb, data_len)), true, true, false, &p))
 		return 0;
 	depth = queue_depth(&tfile->tx_ring, c);
 	emit_tap(&p, now, POINT_TAP_DEQUEUE, q.ifindex, c, depth ? depth - 1 : 0, NOT_KNOWN);
