@@ -70,7 +70,6 @@ pub fn run(lab: &Lab, rounds: u32) -> Result<Live> {
     for line in scripts::kprobes(ALL.len()) {
         lab.host.run(&format!("echo '{line}' >> {TRACING}/kprobe_events"))?.ok()?;
     }
-    let _first = lab.host.raise_priority()?;
     let mix = mix(lab, &guest)?;
     let (mut windows, mut not_measured): (Vec<Window>, Vec<(Trace, String)>) = (Vec::new(), Vec::new());
     let mut off = window(lab, &guest)?;

@@ -236,7 +236,6 @@ pub fn run_under(
 ) -> Result<Agreement> {
     // A polling vCPU reads the clock continuously, and the CPUs of an emulator read it one at a time.
     let _quiet = load::polling(&lab.host, 0)?;
-    let _preferred = lab.host.raise_priority()?;
     let trace = Trace::start(lab, case.name, &format!("--vm {} {}", guest.name(), case.arguments), true)?;
     let tap = guest.taps().into_iter().next().context("the guest has no tap")?;
     let place = if guest.has_macvtaps() { Inside::Guest } else { Inside::Tap };

@@ -5,7 +5,7 @@ use crate::load::{self, Polling, VCPU_CPU, VHOST_CPU};
 use crate::tracing::{Lab, Trace, requests};
 use anyhow::{Result, bail};
 use serde::Serialize;
-use teiji_lab::{Child, Guest, RaisedPriority};
+use teiji_lab::{Child, Guest};
 use teiji_model::finding::Finding;
 use teiji_model::report::{Joined, PartReport, StageReport, StageTime, VmReport};
 use teiji_model::stage::{Stage, ThreadState};
@@ -183,12 +183,6 @@ impl Judged {
 /// Ends the induced cause when dropped.
 enum Undo<'l> {
     Hogs(Child),
-    /// An idle lab host is preferred to other programs of this machine, so that nothing disturbs the guest. (A busy lab
-    /// host would keep them from running.)
-    Quiet(
-        #[expect(dead_code, reason = "ends with it")] Polling<'l>,
-        #[expect(dead_code, reason = "ends with it")] RaisedPriority,
-    ),
     Polling(#[expect(dead_code, reason = "ends with it")] Polling<'l>),
 }
 
@@ -204,7 +198,6 @@ impl Undo<'_> {
 fn induce(lab: &Lab, what: Induce) -> Result<Undo<'_>> {
     match what {
         Induce::Hogs(cpu) => load::hogs(&lab.host, cpu, HOGS).map(Undo::Hogs),
-        Induce::Polling(0) => Ok(Undo::Quiet(load::polling(&lab.host, 0)?, lab.host.raise_priority()?)),
         Induce::Polling(ns) => load::polling(&lab.host, ns).map(Undo::Polling),
     }
 }

@@ -56,7 +56,6 @@ pub struct Found {
 /// If a tool or the load fails.
 pub fn run(lab: &Lab, guest: &Guest<'_>, case: &Case, load: impl FnOnce() -> Result<()>) -> Result<Found> {
     let _quiet = crate::load::polling(&lab.host, 0)?;
-    let _preferred = lab.host.raise_priority()?;
     let trace = Trace::start(lab, case.name, &format!("--vm {} {}", guest.name(), case.arguments), true)?;
     let tap = guest.taps().into_iter().next().context("the guest has no tap")?;
     let captures = [

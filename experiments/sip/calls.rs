@@ -111,8 +111,6 @@ struct Counts {
 /// If a tool fails.
 pub fn run(lab: &Lab, guest: &Guest<'_>, extent: &Extent) -> Result<Agreement> {
     let _quiet = load::polling(&lab.host, 0)?;
-    // As in the experiment `path`: an emulated CPU that loses its CPU between two stamps makes them differ.
-    let _preferred = lab.host.raise_priority()?;
     let trace = Trace::start(lab, "calls", TRACE, true)?;
     trace.wait_for("reports its part of the path", START)?;
     let capture = lab

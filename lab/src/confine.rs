@@ -9,10 +9,6 @@ use std::{
     process::Command,
 };
 
-/// The nice value of the emulator. If an emulated CPU does not get a real CPU in time, it loses timers, and the
-/// emulated kernel reports stalled CPUs.
-pub(crate) const NICE: libc::c_int = -10;
-
 /// The folder inside the confined program's root file system that has the bound folders.
 pub(crate) const INSIDE: &str = "/run/lab";
 
@@ -60,7 +56,6 @@ impl Confine {
                 if libc::setsid() < 0 {
                     return Err(io::Error::last_os_error());
                 }
-                raise_priority();
                 if libc::unshare(libc::CLONE_NEWNS) != 0 {
                     return Err(io::Error::last_os_error());
                 }
@@ -116,22 +111,6 @@ impl Confine {
         }
         ops.push(Op::Enter(c(root.as_os_str())?));
         Ok(ops)
-    }
-}
-
-/// Gives this process and its children priority over ordinary programs of the machine. If the kernel shares CPU time
-/// between sessions first (autogroup), a nice value only counts within the session, so the session, which must be the
-/// process's own, gets one, too. Without root neither is allowed, and the process has the usual priority.
-fn raise_priority() {
-    // SAFETY: plain system calls on constant strings; nothing is allocated.
-    unsafe {
-        libc::setpriority(libc::PRIO_PROCESS, 0, NICE);
-        let group = libc::open(c"/proc/self/autogroup".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
-        if group >= 0 {
-            let nice = c"-10".to_bytes();
-            libc::write(group, nice.as_ptr().cast(), nice.len());
-            libc::close(group);
-        }
     }
 }
 

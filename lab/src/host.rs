@@ -24,7 +24,6 @@ use crate::{
     machine::{Accel, Machine, PORTS},
     monitor,
     ports::{EXIT_LIMIT, Pool},
-    priority::RaisedPriority,
     progress::ProgressStep,
     proto::{RunRequest, Size},
     recipe::Kernel,
@@ -353,15 +352,6 @@ impl LabHost {
     /// Console log of the lab host.
     pub fn console(&self) -> PathBuf {
         self.machine.emulator().folder().join("console.log")
-    }
-
-    /// Gives the emulator priority over everything else on this machine until the result is dropped; for measurements
-    /// without busy loops.
-    ///
-    /// # Errors
-    /// Without root.
-    pub fn raise_priority(&self) -> Result<RaisedPriority> {
-        RaisedPriority::of(self.machine.emulator().pid())
     }
 
     /// The emulated machine.

@@ -1,8 +1,8 @@
 //! Sees whether the lab host's CPUs run: a thread on each of them, above everything else, sleeps and looks how long that took.
 //!
-//! An emulated CPU that gets no real CPU stands still while the others go on: seen for 5 to 30 s, when emulators had threads in a
-//! real-time class (see `priority.rs`). A kernel reports that only after 20 s. Whatever is measured meanwhile is not a result. So
-//! each CPU's witness writes to the kernel's log, which the lab reads: see [`crate::ends::standstills`].
+//! An emulated CPU that gets no real CPU stands still while the others go on. That was seen for 5 to 30 s, with two emulators that
+//! had nice values below 0 (Linux 6.18): so they have none now. A kernel reports it only after 20 s. Whatever is measured meanwhile
+//! is not a result. So each CPU's witness writes to the kernel's log, which the lab reads: see [`crate::ends::standstills`].
 
 use std::{
     fs::OpenOptions,
