@@ -82,6 +82,7 @@ fn vm1() -> &'static Guest<'static> {
 
 /// Traces while requests are sent.
 fn traced(stem: &str, arguments: &str, load: impl FnOnce() -> Figures) -> (Traced, Figures) {
+    vm1(); // It has to be there when the trace begins.
     reporting::traced(&LAB, stem, arguments, || Ok(load())).unwrap()
 }
 
