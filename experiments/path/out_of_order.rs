@@ -114,11 +114,13 @@ fn answered_before_entry(mut events: Vec<Event>) -> Answered {
 /// # Errors
 /// If the recording cannot be read.
 pub fn raced(recording: &Path) -> Result<u64> {
-    let to_running = |event: &Event| {
-        let EventKind::Interrupt(i) = &event.kind else { return false };
-        i.delivery == Delivery::Accepted && i.state == Some(ThreadState::Guest)
-    };
-    Ok(3.max(events(recording)?.iter().filter(|event| to_running(event)).count() as u64 / 10))
+    Ok(3.max(events(recording)?.iter().filter(|event| is_to_running(event)).count() as u64 / 10))
+}
+
+/// Whether an interrupt is sent to a vCPU that runs: it may take the packets without it, as it polls.
+pub fn is_to_running(event: &Event) -> bool {
+    let EventKind::Interrupt(i) = &event.kind else { return false };
+    i.delivery == Delivery::Accepted && i.state == Some(ThreadState::Guest)
 }
 
 #[cfg(test)]

@@ -277,6 +277,16 @@ fn outgoing_agrees(name: &str, found: &Found, called: Called) {
     assert!(dist(OutgoingStage::Unattributed).mean <= 0.01 * total.mean, "{name}: {o:?}");
 }
 
+/// The guest sends requests while it is traced.
+fn outgoing_asks<T>(case: &Case, ask: impl FnOnce() -> T) -> (Found, T) {
+    let mut called = None;
+    let found = outgoing::run(&LAB, &VM1, case, || {
+        called = Some(ask());
+        Ok(())
+    });
+    (found.unwrap(), called.unwrap())
+}
+
 /// The guest is the client, of an echo server and an HTTP server in the namespace outside, and of that namespace's kernel.
 fn what_the_guest_itself_asks_is_divided_into_the_hosts_time_and_the_rest() {
     let server = LAB
@@ -304,24 +314,13 @@ fn what_the_guest_itself_asks_is_divided_into_the_hosts_time_and_the_rest() {
     ping(20);
 
     let udp = Case { name: "own-udp", ..accuracy::CASES[0] };
-    let mut called = None;
-    let found = outgoing::run(&LAB, &VM1, &udp, || {
-        called = Some(ask(300));
-        Ok(())
-    })
-    .unwrap();
-    let figures = called.unwrap();
+    let (found, figures) = outgoing_asks(&udp, || ask(300));
     assert_eq!(figures.strange, 0, "{figures:?}");
     outgoing_agrees("udp", &found, Called { sent: figures.sent, received: figures.received, twice: 0 });
 
     let icmp = Case { name: "own-icmp", ..accuracy::CASES[1] };
-    let mut called = None;
-    let found = outgoing::run(&LAB, &VM1, &icmp, || {
-        called = Some(ping(300));
-        Ok(())
-    })
-    .unwrap();
-    outgoing_agrees("icmp", &found, called.unwrap());
+    let (found, called) = outgoing_asks(&icmp, || ping(300));
+    outgoing_agrees("icmp", &found, called);
     drop(server);
 
     LAB.host.put("/tmp/http_server.py", HTTP_SERVER.as_bytes()).unwrap();
@@ -341,12 +340,7 @@ fn what_the_guest_itself_asks_is_divided_into_the_hosts_time_and_the_rest() {
     ask(20);
     let tcp =
         Case { name: "own-tcp", pairing: Pairing::Http, arguments: "--flow 'tcp port 8080'", rate: 30.0 };
-    let mut called = None;
-    let found = outgoing::run(&LAB, &VM1, &tcp, || {
-        called = Some(ask(200));
-        Ok(())
-    })
-    .unwrap();
-    outgoing_agrees("tcp", &found, called.unwrap());
+    let (found, called) = outgoing_asks(&tcp, || ask(200));
+    outgoing_agrees("tcp", &found, called);
     drop(server);
 }

@@ -24,15 +24,7 @@ const VM3: u32 = 72;
 fn request(t: u64, key: u64, tap: u32, pid: u32) -> Vec<Event> {
     let mut h = History::default();
     h.request(t, key + 1, m(key, Role::Request)).response(t + 200_000, !key, m(key, Role::Final));
-    for event in &mut h.0 {
-        match &mut event.kind {
-            EventKind::Packet(p) if p.ifindex == TAP => p.ifindex = tap,
-            EventKind::Interrupt(i) => (i.ifindex, i.vm) = (tap, pid),
-            EventKind::GuestEntry(e) => e.vm = pid,
-            EventKind::Kick(k) => (k.ifindex, k.vm) = (tap, pid),
-            _ => {}
-        }
-    }
+    h.redirect(0, pid, tap);
     h.0
 }
 

@@ -137,6 +137,20 @@ impl History {
             .packet(t + 40_000, Point::DevXmit, fp, NIC)
     }
 
+    /// The events from the `first` on are those of another VM, with this process id and tap.
+    pub fn redirect(&mut self, first: usize, pid: u32, tap: u32) -> &mut Self {
+        for event in &mut self.0[first..] {
+            match &mut event.kind {
+                EventKind::Packet(p) if p.ifindex == TAP => p.ifindex = tap,
+                EventKind::Interrupt(i) => (i.ifindex, i.vm) = (tap, pid),
+                EventKind::GuestEntry(e) => e.vm = pid,
+                EventKind::Kick(k) => (k.ifindex, k.vm) = (tap, pid),
+                _ => {}
+            }
+        }
+        self
+    }
+
     /// The kernel drops a packet to or from VM 0.
     pub fn dropped(
         &mut self,
