@@ -25,9 +25,9 @@
 //! }
 //! ```
 //!
-//! If the emulated machine fails, its lab host ends, or a nested guest does, or one of its CPUs stands still for seconds (QEMU that
-//! translates nested virtualisation fails about once in sixty boots). That is not the result of a test: everything shared is made again, and the test
-//! starts again. This is reported, and done only once in a program, so that a test which ends the lab host each time
+//! If the emulated machine fails (QEMU that translates nested virtualisation does so about once in sixty boots), its lab host ends,
+//! or a nested guest does, or one of its CPUs stands still for seconds. That is not the result of a test: everything shared is made
+//! again, and the test starts again. This is reported, and done only once in a program, so that a test which ends the lab host each time
 //! fails.
 //!
 //! A lab host that ends by itself in another way is such a result: its kernel panicked, or it powered off. The program

@@ -146,8 +146,8 @@ struct clock {
 	u64 slept_at;	  /* when it last fell asleep; 0: never seen */
 	u8 reads;	  /* enum reads: what its last look at the tap finds */
 	u8 sends;	  /* it has sent a frame since it slept */
-	u16 used; /* worker: how many buffers of the guest's ring it had used when it took the first of those
-		   * packets, modulo 2^16 */
+	u16 used; /* worker: how many buffers of the guest's ring it had used when it last took a packet,
+		   * modulo 2^16 */
 	u8 pad2[4];
 	/* vCPU: when a worker last had packets for which no injection may be seen; see request_entry(). 0:
 	 * none */
