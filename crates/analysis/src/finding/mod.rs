@@ -49,7 +49,7 @@ use crate::threads::Thread;
 use std::collections::BTreeMap;
 use teiji_model::finding::{Cause, Confidence, Evidence, Finding, PolicyChange, Preemptor, Remedy};
 use teiji_model::reason::Blame;
-use teiji_model::report::{Dist, RequestCounts, StageReport};
+use teiji_model::report::{Dist, PartReport, RequestCounts, StageReport};
 use teiji_model::stage::{Actor, Stage, ThreadState as State};
 use teiji_model::text::percent;
 
@@ -196,8 +196,7 @@ impl Candidate {
 /// first.
 pub(crate) fn candidates(stages: &[StageReport], guest: &[GuestCell], fluctuation: bool) -> Vec<Candidate> {
     let mut all: Vec<Candidate> = Vec::new();
-    let typical =
-        |s: &StageReport| s.parts.iter().map(|p| p.p50).fold(0, u64::saturating_add).max(s.dist.p50) as f64;
+    let typical = |s: &StageReport| (s.dist.p50 as f64).max(medians(s));
     let sum = stages.iter().map(typical).sum::<f64>().max(1.0);
     // A report may come from a file: a share that is not a number counts as 0.
     let number = |share: f64| if share.is_finite() { share } else { 0.0 };
@@ -256,12 +255,13 @@ pub(crate) fn candidates(stages: &[StageReport], guest: &[GuestCell], fluctuatio
             }
             continue;
         }
+        let typical_time = typical_times(s);
         for p in &s.parts {
             let part = Evidence {
                 stage: s.stage,
                 part: None,
                 state: Some(p.state),
-                share: if fluctuation { p.fluctuation_share } else { p.p50 as f64 / sum },
+                share: if fluctuation { p.fluctuation_share } else { typical_time(p) / sum },
                 time_share: p.time_share,
                 fluctuation_share: p.fluctuation_share,
                 length: Some(p.mean.max(p.p50 as f64) as u64),
@@ -275,6 +275,20 @@ pub(crate) fn candidates(stages: &[StageReport], guest: &[GuestCell], fluctuatio
     }
     all.sort_by(|a, b| b.largest_share().total_cmp(&a.largest_share()));
     all
+}
+
+/// The sum of the medians of a stage's parts, ns.
+fn medians(s: &StageReport) -> f64 {
+    s.parts.iter().map(|p| p.p50 as f64).sum()
+}
+
+/// The time of a stage's part in a typical request, ns: its median, and its part of what the medians of the parts lack to the
+/// median of the stage. If the thread is in one state in some requests, and in another in others, each state's median may be
+/// near 0, and the stage's is not: this time is divided as all time is, that without a known state included.
+fn typical_times(s: &StageReport) -> impl Fn(&PartReport) -> f64 {
+    let mean = s.parts.iter().map(|p| p.mean).sum::<f64>().max(s.dist.mean).max(1.0);
+    let lacking = (s.dist.p50 as f64 - medians(s)).max(0.0);
+    move |p| p.p50 as f64 + lacking * p.mean / mean
 }
 
 /// The finding of a candidate.

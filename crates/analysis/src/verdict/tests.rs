@@ -46,6 +46,7 @@ fn case(p50: u64, p99: u64, cells: &[(Stage, Option<ThreadState>, f64, f64)]) ->
         StageReport {
             stage,
             dist: Dist {
+                mean: time * 1000.0 + parts.iter().map(|p| p.mean).sum::<f64>(),
                 p50: (time * 1000.0) as u64 + parts.iter().map(|p| p.p50).sum::<u64>(),
                 ..Dist::default()
             },
@@ -107,6 +108,42 @@ fn verdict(c: &Case, waits: &[(Stage, u32, u64)]) -> Judgement {
 
 fn details(v: &Judgement) -> Vec<String> {
     v.details.iter().map(|d| format!("{}: {}", d.label, d.text)).collect()
+}
+
+/// As measured on a busy machine: in some requests the worker slept, in others it ran, so the median of each is far below half
+/// of the median of the stage.
+#[test]
+fn a_thread_that_is_in_one_state_or_another_was_seen() {
+    use ThreadState::{Asleep, Guest, Run};
+    let mut c = case(
+        8_320,
+        61_300,
+        &[
+            (Stage::TapQueue, None, 29.0, 0.0),
+            (Stage::TapQueue, Some(Asleep), 1_574.0, 0.23),
+            (Stage::TapQueue, Some(Run), 2_598.0, 0.24),
+            (Stage::VcpuWake, Some(Asleep), 1_654.0, 0.12),
+            (Stage::Guest, Some(Guest), 1_606.0, 0.11),
+        ],
+    );
+    let medians = |c: &mut Case, stage: Stage, of_stage: u64, of_parts: &[(ThreadState, u64)]| {
+        let report = c.stages.iter_mut().find(|s| s.stage == stage).unwrap();
+        report.dist.p50 = of_stage;
+        for (state, p50) in of_parts {
+            report.parts.iter_mut().find(|p| p.state == *state).unwrap().p50 = *p50;
+        }
+    };
+    medians(&mut c, Stage::TapQueue, 2_539_519, &[(Asleep, 425_983), (Run, 190_463)]);
+    medians(&mut c, Stage::VcpuWake, 634_879, &[(Asleep, 561_151)]);
+    medians(&mut c, Stage::Guest, 1_048_575, &[(Guest, 745_471)]);
+    let v = verdict(&c, &[]);
+    assert_eq!((v.stage, v.state), (Some(Stage::TapQueue), Some(Run)), "{}", v.headline);
+    // 190 µs, and 62 % of the 1,923 µs that the medians of the parts lack.
+    assert!((v.share - 1_380.0 / 4_223.0).abs() < 0.01, "{}", v.share);
+    // If the worker always does the same, a request in which it did something else for long changes little.
+    medians(&mut c, Stage::TapQueue, 450_000, &[(Asleep, 425_983), (Run, 10_000)]);
+    let v = verdict(&c, &[]);
+    assert_eq!((v.stage, v.state), (Some(Stage::VcpuWake), Some(Asleep)), "{}", v.headline);
 }
 
 /// Every possible cause: alone and as one of two stages, with and without fluctuation that matters, standing out or
