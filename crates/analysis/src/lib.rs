@@ -61,11 +61,13 @@ mod vm_stats;
 
 use hash::{Map, Seeded};
 use sort::{Refused, Sorter};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use streams::Streams;
-use teiji_model::event::{self, Event, EventKind};
+use teiji_model::event::{self, Event, EventKind, NicCounter};
 use teiji_model::host::Vm;
-use teiji_model::report::{Counters, DropLocation, Joined, MAX_VMS, Meta, Report, SCHEMA, VmReport};
+use teiji_model::report::{
+    Counters, DropLocation, Joined, MAX_VMS, Meta, NicLosses, Report, SCHEMA, VmReport,
+};
 use teiji_model::stream::{Change, Changed, Item};
 
 /// The greatest number of events that wait to be sorted. An event has 128 bytes: 34 MB, and up to 8 kB for each CPU, but
@@ -77,6 +79,8 @@ const MAX_CHANGES: usize = 4096;
 
 /// The greatest number of drop reasons whose names are stored.
 const MAX_DROP_NAMES: usize = 4096;
+/// The greatest number of counters of NICs that are stored.
+const MAX_NIC_LOSSES: usize = 4096;
 
 /// Settings of an [`Analyzer`]. The defaults suit a live trace; use them with `..Options::default()`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,6 +149,8 @@ pub struct Analyzer {
     /// VMs that came when there was no room for more.
     left_out: u64,
     drop_names: Map<u32, [u8; 32]>,
+    /// Packets that NICs lost, by the NIC's index and its counter.
+    nic_losses: BTreeMap<(u32, NicCounter), u64>,
 }
 
 impl Analyzer {
@@ -159,6 +165,7 @@ impl Analyzer {
             lifetimes: vec![(None, None); meta.vms.len()],
             left_out: 0,
             drop_names: Map::with_hasher(Seeded::new(options.seed)),
+            nic_losses: BTreeMap::new(),
         }
     }
 
@@ -230,6 +237,13 @@ impl Analyzer {
             EventKind::DropName(d) => {
                 if self.drop_names.len() < MAX_DROP_NAMES || self.drop_names.contains_key(&d.why) {
                     self.drop_names.insert(d.why, d.name);
+                }
+            }
+            EventKind::NicLoss(loss) => {
+                let key = (loss.ifindex, loss.counter);
+                if self.nic_losses.len() < MAX_NIC_LOSSES || self.nic_losses.contains_key(&key) {
+                    let packets = self.nic_losses.entry(key).or_default();
+                    *packets = packets.saturating_add(loss.packets);
                 }
             }
             // What is missing of a vCPU's states, or of a thread's starts, shows by the next one.
@@ -345,6 +359,12 @@ impl Analyzer {
         let (late, late_no_room) = (self.sorter.late(), self.sorter.late_no_room());
         let (not_followed, skipped_signals) = (self.left_out, common.skipped_signals);
         let guests = self.streams.report();
+        let nic_losses = self.nic_losses.iter().map(|((index, counter), packets)| NicLosses {
+            device: names.device(*index),
+            counter: *counter,
+            packets: *packets,
+        });
+        let nic_losses = nic_losses.collect();
         let meta = self.meta;
         Report {
             schema: SCHEMA,
@@ -354,6 +374,7 @@ impl Analyzer {
             late_no_room,
             skipped_signals,
             not_followed,
+            nic_losses,
             guests,
             vms,
         }

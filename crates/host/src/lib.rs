@@ -15,6 +15,7 @@
 //! | `identity` | the user of a VM's process, and where its name comes from |
 //! | [`kernel`] | information of the kernel about itself and single threads |
 //! | `net` | taps, bridges, queues |
+//! | `nic_counters` | what NICs count of the packets that they lose |
 //! | `numa` | a VMM's memory by NUMA node |
 //! | `observe` | the host as a plan needs to know it |
 //! | [`priority`] | the priority of what the agent starts |
@@ -37,6 +38,7 @@ mod hfsc;
 mod identity;
 pub mod kernel;
 mod net;
+mod nic_counters;
 mod numa;
 mod observe;
 pub mod priority;
@@ -53,6 +55,7 @@ mod vm;
 pub mod watch;
 
 pub use hfsc::{CurveOf, Hfsc};
+pub use nic_counters::NicCounters;
 pub use resource::{Devices, Settings};
 pub use root::Root;
 pub use rtnl::lists_requested;

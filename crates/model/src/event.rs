@@ -54,6 +54,8 @@ pub enum EventKind {
     VcpuState(VcpuState),
     /// A vCPU thread or vhost worker got a CPU.
     Start(Start),
+    /// A NIC lost packets, by its own count.
+    NicLoss(NicLoss),
 }
 
 /// Where on the path a packet was seen.
@@ -488,6 +490,60 @@ pub struct DropName {
     pub why: u32,
     /// The name without `SKB_DROP_REASON_`, zero-padded.
     pub name: [u8; 32],
+}
+
+/// A NIC, or its driver, lost packets that it counts itself: no probe sees them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NicLoss {
+    /// The NIC.
+    pub ifindex: u32,
+    /// In which of the NIC's counters they are.
+    pub counter: NicCounter,
+    /// How many packets since that counter was last read, or since the trace began.
+    pub packets: u64,
+}
+
+/// A NIC's counter of packets that it lost (`struct rtnl_link_stats64`). Drivers differ in where they count what, and some
+/// count a packet twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NicCounter {
+    /// Received when the driver had left no buffer for it.
+    RxMissedErrors,
+    /// Received when the NIC's own memory was full; some drivers count what lacked a buffer here.
+    RxFifoErrors,
+    /// Received damaged, or of a size that the NIC does not accept.
+    RxErrors,
+    /// Received, and dropped by the driver or the kernel.
+    RxDropped,
+    /// Could not be sent.
+    TxErrors,
+    /// Dropped by the driver instead of being sent.
+    TxDropped,
+}
+
+impl NicCounter {
+    /// All of them.
+    pub const ALL: [NicCounter; 6] = [
+        NicCounter::RxMissedErrors,
+        NicCounter::RxFifoErrors,
+        NicCounter::RxErrors,
+        NicCounter::RxDropped,
+        NicCounter::TxErrors,
+        NicCounter::TxDropped,
+    ];
+
+    /// The kernel's name of it: its file in `/sys/class/net/NIC/statistics`.
+    pub fn name(self) -> &'static str {
+        match self {
+            NicCounter::RxMissedErrors => "rx_missed_errors",
+            NicCounter::RxFifoErrors => "rx_fifo_errors",
+            NicCounter::RxErrors => "rx_errors",
+            NicCounter::RxDropped => "rx_dropped",
+            NicCounter::TxErrors => "tx_errors",
+            NicCounter::TxDropped => "tx_dropped",
+        }
+    }
 }
 
 /// A zero-padded name as text; bytes that are not printable ASCII become `?` (names are untrusted).

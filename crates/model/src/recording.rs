@@ -7,7 +7,8 @@
 //!            ┌──────────┐      ┌───────────────────────────┐      ┌───────┐
 //!  start ───►│ 1 Header │─────►│ 2 Events, 128 So far,     │─────►│ 3 End │──► end of file
 //!            └──────────┘  │   │ 129 Change, 130 Of stream,│  ▲   └───────┘
-//!                          │   │ 131 States, 132 Starts    │  │
+//!                          │   │ 131 States, 132 Starts,   │
+//!                          │   │ 133 NIC losses            │  │
 //!                          │   └──┬─────────────────────▲──┘  │
 //!                          │      └─────────────────────┘     │
 //!                          └──────────────────────────────────┘
@@ -15,7 +16,7 @@
 //!
 //! Header holds [`Meta`], Events up to [`MAX_EVENTS`] of [`Event`] of the host, Of stream a [`StreamId`] and as many of its
 //! events, States as many of the host's [`VcpuState`]s (from version 4 on), Starts as many of its [`Start`]s (from version 5
-//! on), Change a [`Change`], End and So far the
+//! on), NIC losses as many [`NicLoss`]es (from version 6 on), Change a [`Change`], End and So far the
 //! [`Counters`]; each in postcard's encoding. Without the Changes, streams and states that an older reader skips, a recording
 //! tells less, and nothing wrong: VMs that came later are not in it, guests are seen from the host only, and it is not known
 //! what vCPUs did while requests were in a guest, nor who woke them.
@@ -51,7 +52,8 @@ pub use write::Writer;
 use crate::report::Meta;
 #[cfg(doc)]
 use crate::{
-    event::Event, event::Start, event::VcpuState, report::Counters, stream::Change, stream::StreamId,
+    event::Event, event::NicLoss, event::Start, event::VcpuState, report::Counters, stream::Change,
+    stream::StreamId,
 };
 #[cfg(doc)]
 use std::io::{Read, Write};
@@ -60,7 +62,7 @@ use std::io::{Read, Write};
 pub const MAGIC: &[u8; 8] = b"TEIJIREC";
 
 /// The version that is written. Incremented when the format, or the shape of anything in it, changes.
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 
 /// The oldest version that is read.
 pub const OLDEST: u16 = 1;
@@ -93,6 +95,7 @@ const CHANGE: u8 = OPTIONAL + 1;
 const OF_STREAM: u8 = OPTIONAL + 2;
 const STATES: u8 = OPTIONAL + 3;
 const STARTS: u8 = OPTIONAL + 4;
+const NIC_LOSSES: u8 = OPTIONAL + 5;
 
 /// Why a recording cannot be read or written. Positions are offsets in the file, bytes.
 #[derive(Debug, thiserror::Error)]

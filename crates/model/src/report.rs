@@ -1,6 +1,6 @@
 //! The report: what a trace found. `--json` prints it; [`SCHEMA`] is its version.
 pub use crate::call::{Call, CallMessage, CallMessageReport, CallStep, Groups, SentAgain};
-use crate::event::Role;
+use crate::event::{NicCounter, Role};
 pub use crate::finding::{Confidence, Evidence, Finding, Preemptor};
 use crate::flow::Watch;
 use crate::host::Vm;
@@ -96,11 +96,26 @@ pub struct Report {
     /// VMs that came during the trace and were not followed, as there was no room for more than 1,024.
     #[serde(default)]
     pub not_followed: u64,
+    /// Packets that the host's NICs lost while the trace ran, by their own counters; those that lost none are not listed.
+    /// Which VM they were for is not known.
+    #[serde(default)]
+    pub nic_losses: Vec<NicLosses>,
     /// The guests that reported events themselves, by stream.
     #[serde(default)]
     pub guests: Vec<GuestStream>,
     /// One for each traced VM, in the order of `meta.vms`.
     pub vms: Vec<VmReport>,
+}
+
+/// Packets that a NIC lost.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NicLosses {
+    /// The NIC.
+    pub device: String,
+    /// Which of its counters.
+    pub counter: NicCounter,
+    /// By how much it grew while the trace ran.
+    pub packets: u64,
 }
 
 /// What a guest reported itself.

@@ -249,6 +249,24 @@ fn no_request_is_explained() {
 }
 
 #[test]
+fn what_nics_lost_is_told_with_its_counter() {
+    use teiji_model::event::NicCounter;
+    use teiji_model::report::NicLosses;
+    let lost = |counter, packets| NicLosses { device: "eth\x1b0".into(), counter, packets };
+    let text = explanation(|r| {
+        r.nic_losses = vec![lost(NicCounter::RxMissedErrors, 37), lost(NicCounter::TxDropped, 1)];
+    });
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        text.contains(
+            "eth\\u{1b}0 lost 37 packets (rx_missed_errors, the driver had no free receive buffer)"
+        ),
+        "{text}"
+    );
+    assert!(text.contains("eth\\u{1b}0 lost 1 packet (tx_dropped, "), "{text}");
+}
+
+#[test]
 fn missed_runs_of_probes_are_told_in_a_line_if_there_are_any() {
     let text = explanation(|r| r.counters.missed = 3);
     assert!(text.contains("missed 3 runs of probes") && text.contains("requests of that time"), "{text}");

@@ -43,7 +43,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use teiji_analysis::interval::Interval;
 use teiji_analysis::{Analyzer, Options};
 use teiji_bpf::path_trace::{Counts, EventWithPayload, Setup, Tracer};
-use teiji_host::{Root, kernel, privilege};
+use teiji_host::{NicCounters, Root, kernel, privilege};
 use teiji_model::event::{Event, EventKind, Lost};
 use teiji_model::flow::Watch;
 use teiji_model::host::Vm;
@@ -220,6 +220,7 @@ pub fn run(
     if spec.confine {
         privilege::become_nobody()?;
     }
+    let mut nics = NicCounters::of_host();
     let begun = Instant::now();
     let seed = RandomState::new().hash_one(meta.started);
     let mut session = Session {
@@ -283,6 +284,7 @@ pub fn run(
             counters.ended = now();
             counters.events = session.events;
             session.name_drops(counters.ended, &|why| tracer.drop_name(why));
+            session.add_nic_losses(counters.ended, nics.losses());
             session.sync(&counters);
             if due {
                 snapped = synced;
@@ -293,6 +295,7 @@ pub fn run(
     }
     counters.ended = now();
     session.name_drops(counters.ended, &|why| tracer.drop_name(why));
+    session.add_nic_losses(counters.ended, nics.losses());
     counters.events = session.events;
     Ok(session.finish(counters))
 }

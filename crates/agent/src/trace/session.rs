@@ -9,7 +9,7 @@ use teiji_analysis::interval::Interval;
 use teiji_analysis::{Analyzer, sip};
 use teiji_bpf::path_trace::EventWithPayload;
 use teiji_host::kernel;
-use teiji_model::event::{DropName, Event, EventKind, Packet, Start, ThreadName, Waker, padded};
+use teiji_model::event::{DropName, Event, EventKind, NicLoss, Packet, Start, ThreadName, Waker, padded};
 use teiji_model::report::{Counters, Joined};
 use teiji_model::snapshot::Snapshot;
 use teiji_model::stream::{Change, StreamId};
@@ -125,6 +125,13 @@ impl Session<'_> {
                 cpu: 0,
                 kind: EventKind::DropName(DropName { why, name }),
             });
+        }
+    }
+
+    /// Adds what the NICs have lost since they were last asked.
+    pub(super) fn add_nic_losses(&mut self, ts: u64, losses: Vec<NicLoss>) {
+        for loss in losses {
+            self.push(Event { ts, stream: StreamId::HOST, cpu: 0, kind: EventKind::NicLoss(loss) });
         }
     }
 

@@ -397,7 +397,7 @@ impl Joiner {
             EventKind::Print(print) => requests.inside.print(now, print),
             EventKind::VcpuState(state) => requests.vcpu(now, state, true),
             EventKind::Start(start) => requests.start(now, start),
-            EventKind::DropName(_) | EventKind::Lost(_) | EventKind::Guest(_) => {}
+            EventKind::DropName(_) | EventKind::NicLoss(_) | EventKind::Lost(_) | EventKind::Guest(_) => {}
         }
     }
 

@@ -45,6 +45,7 @@ pub fn report(vms: Vec<VmReport>) -> Report {
         late: 0,
         late_no_room: 0,
         skipped_signals: 0,
+        nic_losses: Vec::new(),
         not_followed: 0,
         guests: vec![],
         vms,

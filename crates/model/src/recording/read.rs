@@ -2,7 +2,7 @@
 
 use super::{
     CHANGE, END, EVENTS, Error, FRAME_HEAD, HEADER, MAGIC, MAX_EVENTS, MAX_FRAME, MAX_HEADER, MIN_EVENT,
-    OF_STREAM, OLDEST, OPTIONAL, SO_FAR, STARTS, STATES, VERSION, check, checksum, preamble, v1,
+    NIC_LOSSES, OF_STREAM, OLDEST, OPTIONAL, SO_FAR, STARTS, STATES, VERSION, check, checksum, preamble, v1,
 };
 use crate::event::Event;
 use crate::report::{Counters, Meta};
@@ -180,6 +180,7 @@ impl<R: Read> Reader<R> {
                     self.begin_events(stream, begin)?;
                 }
                 STATES if self.version >= 4 => self.begin_events(StreamId::HOST, 0)?,
+                NIC_LOSSES if self.version >= 6 => self.begin_events(StreamId::HOST, 0)?,
                 STARTS if self.version >= 5 => self.begin_events(StreamId::HOST, 0)?,
                 OPTIONAL.. if self.version >= 3 => {}
                 HEADER => return Err(self.malformed("a second Header")),

@@ -140,10 +140,10 @@ fn other_versions_are_named() {
         file[8..16].copy_from_slice(&preamble(version, reader));
         file
     };
-    let message = fuzz(&with(7, 6)).unwrap_err().to_string();
+    let message = fuzz(&with(VERSION + 2, VERSION + 1)).unwrap_err().to_string();
     assert!(
-        message.contains("version 6")
-            && message.contains("reads versions 1 to 5")
+        message.contains(&format!("version {}", VERSION + 1))
+            && message.contains(&format!("reads versions 1 to {VERSION}"))
             && message.contains("newer"),
         "{message}"
     );
@@ -151,8 +151,8 @@ fn other_versions_are_named() {
     file[8] = 0;
     assert!(fuzz(&file).unwrap_err().to_string().contains("older"));
     // A later version that this one can read.
-    assert_eq!(fuzz(&with(6, VERSION)).unwrap(), 3);
-    let mut file = with(6, VERSION);
+    assert_eq!(fuzz(&with(VERSION + 1, VERSION)).unwrap(), 3);
+    let mut file = with(VERSION + 1, VERSION);
     file[10] = 1;
     assert!(matches!(fuzz(&file), Err(Error::Checksum { at: 8 })));
 }
@@ -163,7 +163,7 @@ fn unknown_frames_are_skipped_if_they_may_be() {
     let end = (END, postcard::to_stdvec(&Counters::default()).unwrap());
     let with =
         |kind| forged(&[header(&meta()), (kind, vec![1, 2, 3]), events.clone(), (kind, vec![]), end.clone()]);
-    assert_eq!(fuzz(&with(STARTS + 1)).unwrap(), 1);
+    assert_eq!(fuzz(&with(NIC_LOSSES + 1)).unwrap(), 1);
     assert_eq!(fuzz(&with(u8::MAX)).unwrap(), 1);
     assert!(fuzz(&with(OPTIONAL - 1)).is_err());
 }
@@ -212,6 +212,7 @@ fn states_and_starts_are_skipped_by_a_former_reader() {
     for event in events {
         w.push(event).unwrap();
     }
+    w.push(nic_loss(7)).unwrap();
     let file = w.finish(&Counters { ended: 9, events: 8, ..Counters::default() }).unwrap();
     let read = |file: &[u8]| {
         let (mut reader, mut items) = (Reader::new(file).unwrap(), Vec::new());
@@ -220,14 +221,22 @@ fn states_and_starts_are_skipped_by_a_former_reader() {
         }
         items
     };
-    assert_eq!(read(&file), events.map(Item::Event));
+    let all = events.into_iter().chain([nic_loss(7)]);
+    assert_eq!(read(&file), all.map(Item::Event).collect::<Vec<_>>());
     // What a former reader requires of the preamble, and how it reads the rest.
     assert_eq!(file[10..12], 3u16.to_le_bytes());
     let mut former = file;
+    former[8..16].copy_from_slice(&preamble(5, 3));
+    assert_eq!(read(&former), events.map(Item::Event));
     former[8..16].copy_from_slice(&preamble(4, 3));
     assert_eq!(read(&former), events[..6].iter().map(|e| Item::Event(*e)).collect::<Vec<_>>());
     former[8..16].copy_from_slice(&preamble(3, 3));
     assert_eq!(read(&former), [packet(1), packet(3), of_guest(4, 1)].map(Item::Event));
+}
+
+fn nic_loss(ts: u64) -> Event {
+    let loss = NicLoss { ifindex: 2, counter: NicCounter::RxMissedErrors, packets: 1 << 40 };
+    Event { ts, stream: StreamId::HOST, cpu: 0, kind: EventKind::NicLoss(loss) }
 }
 
 fn of_guest(ts: u64, stream: u16) -> Event {
@@ -354,15 +363,16 @@ fn an_unfinished_recording_is_read_as_far_as_it_goes() {
 
 /// Files that teijis of former format versions wrote, with an event of each kind.
 #[test]
-fn recordings_of_versions_2_to_4_are_read() {
+fn recordings_of_versions_2_to_5_are_read() {
     let files = [
         &include_bytes!("data/version-2.teiji")[..],
         include_bytes!("data/version-3.teiji"),
         include_bytes!("data/version-4.teiji"),
+        include_bytes!("data/version-5.teiji"),
     ];
     for (version, file) in (2..).zip(files) {
         let mut old = Reader::new(file).unwrap();
-        let mut new = Reader::new(&include_bytes!("data/version-5.teiji")[..]).unwrap();
+        let mut new = Reader::new(&include_bytes!("data/version-6.teiji")[..]).unwrap();
         assert_eq!(old.meta(), new.meta());
         loop {
             let new = || new.next().unwrap();
@@ -370,6 +380,7 @@ fn recordings_of_versions_2_to_4_are_read() {
             let is_new = |item: &Option<Item>| match item.as_ref().and_then(Item::event).map(|e| e.kind) {
                 Some(EventKind::VcpuState(_)) => version < 4,
                 Some(EventKind::Start(_)) => version < 5,
+                Some(EventKind::NicLoss(_)) => version < 6,
                 _ => false,
             };
             let b = std::iter::repeat_with(new).find(|item| !is_new(item)).unwrap();
@@ -418,6 +429,7 @@ fn what_is_written_has_not_changed_without_a_new_version() {
     w.push(packet(100)).unwrap();
     w.push(vcpu_state(101)).unwrap();
     w.push(start(102)).unwrap();
+    w.push(nic_loss(103)).unwrap();
     let counters =
         Counters { ended: 9, events: 7, lost: vec![0, 4], missed: 3, unidentified: 1, vanished: vec![7] };
     let file = w.finish(&counters).unwrap();

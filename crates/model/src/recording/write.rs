@@ -1,8 +1,8 @@
 //! Writing a recording.
 
 use super::{
-    CHANGE, END, EVENTS, Error, HEADER, MAGIC, MAX_EVENTS, MAX_FRAME, MAX_HEADER, OF_STREAM, SO_FAR, STARTS,
-    STATES, VERSION, check, checksum, preamble, reader_of,
+    CHANGE, END, EVENTS, Error, HEADER, MAGIC, MAX_EVENTS, MAX_FRAME, MAX_HEADER, NIC_LOSSES, OF_STREAM,
+    SO_FAR, STARTS, STATES, VERSION, check, checksum, preamble, reader_of,
 };
 use crate::event::{Event, EventKind};
 use crate::report::{Counters, Meta};
@@ -56,6 +56,7 @@ impl<W: Write> Writer<W> {
             _ if !event.stream.is_host() => OF_STREAM,
             EventKind::VcpuState(_) => STATES,
             EventKind::Start(_) => STARTS,
+            EventKind::NicLoss(_) => NIC_LOSSES,
             _ => EVENTS,
         };
         if (event.stream, kind) != (self.stream, self.kind) {

@@ -22,6 +22,7 @@ pub use waterfall::{cells, dominant};
 use crate::terminal::{Style, Tone, columns, pad, printable, shorten, wrap};
 use crate::units::{count, duration, percent};
 use teiji_model::advice::Advice;
+use teiji_model::event::NicCounter;
 use teiji_model::host::DataPlane;
 use teiji_model::report::{
     Connections, Finding, GuestStream, LargePackets, LeftOut, Preemptor, Report, RequestCounts, VmReport,
@@ -67,7 +68,19 @@ fn heading(report: &Report) -> String {
     shorten(&text, WIDTH)
 }
 
-/// What the tracer lost, if anything.
+/// What it means that a NIC counts packets in this counter.
+fn nic_counter(counter: NicCounter) -> &'static str {
+    match counter {
+        NicCounter::RxMissedErrors => "the driver had no free receive buffer",
+        NicCounter::RxFifoErrors => "the NIC's memory or its receive ring was full",
+        NicCounter::RxErrors => "received damaged, or of a size that the NIC refuses",
+        NicCounter::RxDropped => "received, and dropped by the driver or the kernel",
+        NicCounter::TxErrors => "could not be sent",
+        NicCounter::TxDropped => "dropped by the driver instead of being sent",
+    }
+}
+
+/// What the tracer lost, if anything, and what the host's NICs did.
 pub fn lost(report: &Report) -> Vec<String> {
     let counters = &report.counters;
     let by_cpu: Vec<String> = counters
@@ -121,6 +134,16 @@ pub fn lost(report: &Report) -> Vec<String> {
             "{} came too late to be used, as too many events waited to be sorted, and the oldest could not wait any \
              longer; requests of that time are left out: trace less with --flow",
             count(report.late_no_room, "event")
+        );
+        lines.extend(wrap(&text, WIDTH));
+    }
+    for loss in &report.nic_losses {
+        let text = format!(
+            "{} lost {} ({}, {}); which requests they were of is not known",
+            printable(&loss.device),
+            count(loss.packets, "packet"),
+            loss.counter.name(),
+            nic_counter(loss.counter)
         );
         lines.extend(wrap(&text, WIDTH));
     }

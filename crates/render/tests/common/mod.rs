@@ -491,6 +491,7 @@ pub fn contended() -> Report {
         late: 0,
         late_no_room: 0,
         skipped_signals: 0,
+        nic_losses: Vec::new(),
         not_followed: 0,
         guests: vec![GuestStream { pid: 4240, events: 4_970, lost: 2, clock_error: 310 }],
         vms: vec![vm],
