@@ -7,6 +7,7 @@ use anyhow::Result;
 use serde::Serialize;
 use std::time::Duration;
 use teiji_lab::{Child, Guest};
+use teiji_model::report::{LeftOut, Outcome, Reason};
 
 /// Minimum share of the requests that must be answered, and of the requested rate that must be sent.
 const SUSTAINED_SHARE: f64 = 0.95;
@@ -49,6 +50,8 @@ pub struct ManyVms {
     pub skipped_signals: u64,
     /// How often the kernel says that it skipped such a probe.
     pub skipped_runs: u64,
+    /// Requests that reached the host and are left out for a reason for which nothing is excused.
+    pub left_out_otherwise: u64,
     /// Requests by the load generator: sent, answered in time, and answered later.
     pub called: [u64; 3],
     /// Requests by teiji: seen, and complete.
@@ -88,7 +91,6 @@ pub fn run(lab: &Lab, guests: &[&Guest<'_>], extent: &Extent) -> Result<ManyVms>
         levels.push(level);
     }
     std::thread::sleep(Duration::from_secs(1));
-    let skipped_runs = trace.skipped_runs(&["on_signal", "on_written", "on_signalled"])?;
     let traced = trace.stop()?;
     let report = &traced.report;
     Ok(ManyVms {
@@ -102,13 +104,29 @@ pub fn run(lab: &Lab, guests: &[&Guest<'_>], extent: &Extent) -> Result<ManyVms>
         unseen: unseen(&traced)?,
         excused: may_be_incomplete(&traced)?,
         skipped_signals: report.skipped_signals,
-        skipped_runs,
+        skipped_runs: traced.skipped_runs.unwrap_or_default(),
+        left_out_otherwise: report
+            .vms
+            .iter()
+            .flat_map(|vm| &vm.left_out)
+            .filter(is_not_excused)
+            .map(|l| l.count)
+            .sum(),
         requests: [
             report.vms.iter().map(|v| v.requests.seen).sum(),
             report.vms.iter().map(|v| v.requests.complete).sum(),
         ],
         peak_kb: traced.peak_kb,
     })
+}
+
+/// Whether requests may not be left out for this reason. What the guest did not answer is compared with the load generator's count.
+fn is_not_excused(left_out: &&LeftOut) -> bool {
+    let excused = matches!(
+        left_out.reason,
+        Reason::EventsLost | Reason::ArrivalUnknown | Reason::OutOfOrder | Reason::TraceEnded
+    );
+    left_out.outcome != Outcome::Unanswered && !excused
 }
 
 fn level(lab: &Lab, guests: &[&Guest<'_>], rate: f64, seconds: u64) -> Result<Level> {

@@ -91,6 +91,7 @@ pub fn unseen(traced: &Traced) -> Result<u64> {
 /// # Errors
 /// If it does not.
 pub fn may_be_incomplete(traced: &Traced) -> Result<u64> {
+    skips_agree(traced)?;
     let recording = traced.recording.as_deref();
     let of_unseen = match unseen(traced)? {
         // What did not fit into the buffer is never excused.
@@ -100,6 +101,22 @@ pub fn may_be_incomplete(traced: &Traced) -> Result<u64> {
     let without_an_event =
         stalled::stalled(&traced.report, recording)? + out_of_order::out_of_order(&traced.report, recording)?;
     Ok(of_unseen + without_an_event)
+}
+
+/// Checks that teiji tells of no more signals with a skipped probe than the kernel has skipped runs of these probes, and the first
+/// signal of each tap, which may have begun before its probe was attached: that excuses requests.
+///
+/// # Errors
+/// If it tells of more.
+pub fn skips_agree(traced: &Traced) -> Result<()> {
+    let Some(skipped_runs) = traced.skipped_runs else { return Ok(()) };
+    let taps = traced.report.meta.vms.iter().map(|vm| vm.nics.len() as u64).sum::<u64>();
+    let told = traced.report.skipped_signals;
+    ensure!(
+        told <= skipped_runs + taps,
+        "{told} signals are said to have a skipped probe, but the kernel has skipped {skipped_runs} runs of these probes"
+    );
+    Ok(())
 }
 
 /// [`may_be_incomplete`], for use as a tolerance.

@@ -2,8 +2,8 @@
 //! ring once more after it has enabled interrupts, and may take a packet whose interrupt is under way, or for which none is sent.
 //!
 //! The report's count of such requests is made by teiji, so it excuses nothing by itself. The recording has to show as many
-//! requests that were answered between signal and entry. Without an interrupt, which vCPU receives a packet is teiji's own
-//! conclusion; so only few of those count. Of TCP, whose packets have the key of their connection, the recording shows none.
+//! requests that were answered between signal and entry. Only a vCPU in guest mode can take a packet without its interrupt, and
+//! without any interrupt, which vCPU receives a packet is teiji's own conclusion; so only few of all others count. Of TCP, whose packets have the key of their connection, the recording shows none.
 
 use super::late::events;
 use anyhow::{Context, Result, ensure};
@@ -33,24 +33,26 @@ pub fn out_of_order(report: &Report, recording: Option<&Path>) -> Result<u64> {
 /// A request: its tap, and its key.
 type Request = (u32, u64);
 
-/// A request that waits for a guest entry, since when, and with or without an interrupt.
-type Waiting = (Request, u64, Delivery);
+/// A request that waits for a guest entry, since when, and whether an interrupt was sent to a vCPU in guest mode.
+type Waiting = (Request, u64, bool);
 
 /// What a recording shows.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Answered {
-    /// Requests that were answered after their interrupt was accepted, and before the guest entry that injected it.
-    with_interrupt: u64,
-    /// Those answered after the signal to a vCPU that was not in guest mode, and before its next entry, without an interrupt.
-    without: u64,
+    /// Requests that were answered after their interrupt was accepted for a vCPU in guest mode, and before the guest entry that
+    /// injected it.
+    to_running: u64,
+    /// All others that were answered between signal and entry.
+    others: u64,
     /// Requests that were put on a tap.
     requests: u64,
 }
 
 impl Answered {
-    /// Three of the others, or one of a hundred requests: more would be a fault of teiji's.
+    /// All with an interrupt to a running vCPU; of the others at most 3, or 1 % of the requests if that is more: if there are more,
+    /// teiji tells entries wrongly.
     fn excusable(&self) -> u64 {
-        self.with_interrupt + self.without.min(3.max(self.requests / 100))
+        self.to_running + self.others.min(3.max(self.requests / 100))
     }
 }
 
@@ -83,16 +85,18 @@ fn answered_before_entry(mut events: Vec<Event>) -> Answered {
                 };
                 if let Some(vector) = vector {
                     let of_vcpu = waiting.entry((i.vm, i.vcpu, vector)).or_default();
-                    of_vcpu.extend(requests.into_iter().map(|request| (request, event.ts, i.delivery)));
+                    of_vcpu.extend(
+                        requests.into_iter().map(|request| (request, event.ts, is_to_running(&event))),
+                    );
                 }
             }
             EventKind::Packet(p) if p.point == Point::TapSend => {
                 let Some(key) = p.matching.map(|m| m.key) else { continue };
                 for of_vcpu in waiting.values_mut() {
-                    of_vcpu.retain(|(request, _, delivery)| {
+                    of_vcpu.retain(|(request, _, to_running)| {
                         let is_it = *request == (p.ifindex, key);
-                        answered.without += u64::from(is_it && *delivery == Delivery::Suppressed);
-                        answered.with_interrupt += u64::from(is_it && *delivery != Delivery::Suppressed);
+                        answered.to_running += u64::from(is_it && *to_running);
+                        answered.others += u64::from(is_it && !*to_running);
                         !is_it
                     });
                 }
@@ -154,7 +158,7 @@ mod tests {
             vcpu: 0,
             index: Some(0),
             vector: 40,
-            state: None,
+            state: Some(ThreadState::Guest),
             clock: Split::default(),
         };
         Event { ts, stream: StreamId::HOST, cpu: 0, kind: EventKind::Interrupt(interrupt) }
@@ -186,7 +190,7 @@ mod tests {
 
     #[test]
     fn answers_between_an_interrupt_and_its_entry_are_counted_and_no_others() {
-        let shown = |with_interrupt, requests| Answered { with_interrupt, without: 0, requests };
+        let shown = |to_running, requests| Answered { to_running, others: 0, requests };
         assert_eq!(two(Role::Either, 11, 21), shown(0, 2));
         assert_eq!(two(Role::Either, 11, 12), shown(1, 2));
         assert_eq!(two(Role::Request, 7, 12), shown(2, 2));
@@ -212,17 +216,32 @@ mod tests {
                 packet(4, Point::TapSend, 5, Role::Final),
             ];
             let answered = answered_before_entry(events);
-            assert_eq!(answered, Answered { with_interrupt: 0, without: count, requests: 1 }, "{state:?}");
+            assert_eq!(answered, Answered { to_running: 0, others: count, requests: 1 }, "{state:?}");
         }
+    }
+
+    /// A vCPU that is not in guest mode takes an interrupt with its next entry.
+    #[test]
+    fn an_interrupt_to_a_vcpu_that_does_not_run_is_none_to_a_running_one() {
+        let mut interrupt = accepted(3);
+        if let EventKind::Interrupt(i) = &mut interrupt.kind {
+            i.state = Some(ThreadState::Asleep);
+        }
+        let answered = answered_before_entry(vec![
+            packet(1, Point::TapEnqueue, 5, Role::Request),
+            packet(2, Point::TapDequeue, 5, Role::Request),
+            interrupt,
+            packet(4, Point::TapSend, 5, Role::Final),
+            entry(10, 3),
+        ]);
+        assert_eq!(answered, Answered { to_running: 0, others: 1, requests: 1 });
     }
 
     /// Which vCPU receives a packet without an interrupt is teiji's conclusion: if that were wrong often, it would excuse itself.
     #[test]
-    fn few_answers_without_an_interrupt_are_excusable() {
-        for (with_interrupt, without, requests, excusable) in
-            [(5, 3, 10, 8), (0, 4, 10, 3), (0, 40, 1000, 10)]
-        {
-            assert_eq!(Answered { with_interrupt, without, requests }.excusable(), excusable);
+    fn few_other_answers_before_an_entry_are_excusable() {
+        for (to_running, others, requests, excusable) in [(5, 3, 10, 8), (0, 4, 10, 3), (0, 40, 1000, 10)] {
+            assert_eq!(Answered { to_running, others, requests }.excusable(), excusable);
         }
     }
 }

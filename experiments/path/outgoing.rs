@@ -44,6 +44,8 @@ pub struct Found {
     pub to_guest: RequestCounts,
     /// Within, at the uplink, around.
     pub captured: [Times; 3],
+    /// Segments of TCP that the guest sent again, by the capture at its tap.
+    pub sent_again_at_tap: u64,
     /// Packets that the captures dropped.
     pub capture_dropped: u64,
     /// How many requests may be incomplete through no fault of teiji's.
@@ -64,12 +66,15 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, case: &Case, load: impl FnOnce() -> Res
         (Capture::start(lab, case, "around", "", &tap)?, Side::Uplink),
     ];
     load()?;
-    let mut capture_dropped = 0;
+    let (mut capture_dropped, mut sent_again_at_tap) = (0, 0);
     let mut captured = Vec::new();
     for (capture, side) in captures {
         let (file, counts) = capture.stop(lab)?;
         capture_dropped += counts.dropped;
-        let pairs = pcap::pair(&pcap::packets(&file)?, lab.host.peer_ip(), case.pairing, side);
+        let packets = pcap::packets(&file)?;
+        // The last one, whose value stays, is at the tap.
+        sent_again_at_tap = pcap::sent_again(&packets, lab.host.peer_ip());
+        let pairs = pcap::pair(&packets, lab.host.peer_ip(), case.pairing, side);
         captured.push(times(&pairs.exchanges.iter().map(|e| e.total as f64).collect::<Vec<_>>()));
     }
     let traced = trace.stop()?;
@@ -86,6 +91,7 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, case: &Case, load: impl FnOnce() -> Res
         outgoing,
         to_guest: vm.requests,
         captured: captured.try_into().ok().context("not three captures")?,
+        sent_again_at_tap,
         capture_dropped,
         excused: of_unseen + of_stalled,
     })

@@ -143,6 +143,14 @@ fn lab_parts(
             ),
         );
         summary.claim(
+            many_vms.left_out_otherwise == 0,
+            &format!(
+                "{} requests are left out for reasons other than lost events, stalls, skipped probes and polling guests",
+                many_vms.left_out_otherwise
+            ),
+        );
+        // Shown by the recording: see `skips_agree`.
+        summary.claim(
             many_vms.skipped_signals <= many_vms.skipped_runs + u64::from(extent.vms),
             &format!(
                 "{} signals with a skipped probe by teiji, {} skipped runs of these probes by the kernel",

@@ -268,6 +268,31 @@ fn http(segment: &[u8]) -> Option<(Vec<u8>, Option<bool>)> {
     Some((format!("{port:?} {path}").into_bytes(), Some(is_request)))
 }
 
+/// How many segments of TCP with data were sent to `to` that begin before the end of what was sent on their connection.
+pub fn sent_again(packets: &[Seen<'_>], to: Ipv4Addr) -> u64 {
+    let mut ends: HashMap<&[u8], u32> = HashMap::new();
+    let mut again = 0;
+    for p in packets.iter().filter(|p| p.proto == 6 && p.to == to) {
+        let (Some(ports), Some(sequence), Some(offset)) = (p.data.get(..4), p.data.get(4..8), p.data.get(12))
+        else {
+            continue;
+        };
+        let begin = u32::from_be_bytes(sequence.try_into().unwrap_or_default());
+        let payload = p.len.saturating_sub(usize::from(*offset >> 4) * 4) as u32;
+        if payload == 0 {
+            continue;
+        }
+        let end = ends.entry(ports).or_insert(begin);
+        // Modulo 2^32.
+        if begin.wrapping_sub(*end).cast_signed() < 0 {
+            again += 1;
+        } else {
+            *end = begin.wrapping_add(payload);
+        }
+    }
+    again
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -404,6 +429,27 @@ mod tests {
         let pairs = pair(&trace, GUEST, Pairing::Http, Side::Uplink);
         assert_eq!(times(&pairs), [(1, 6)]);
         assert_eq!((pairs.requests, pairs.repeated), (2, 1));
+    }
+
+    #[test]
+    fn segments_that_are_sent_again_are_counted() {
+        let segment = |port: u8, sequence: u32, payload: usize| {
+            let head =
+                [&[0, port, 0, 80], &sequence.to_be_bytes()[..], &[0; 4], &[0x50, 0x18], &[0; 6]].concat();
+            [head, vec![b'x'; payload]].concat()
+        };
+        // The last byte of a sequence, then the first one.
+        let all = [
+            segment(1, u32::MAX, 1),
+            segment(1, 0, 10),
+            segment(2, 5, 10),
+            segment(1, 10, 0),
+            segment(1, 0, 10),
+            segment(1, u32::MAX, 11),
+            segment(1, 10, 5),
+        ];
+        let packets: Vec<_> = all.iter().map(|data| seen(1, false, 6, data)).collect();
+        assert_eq!((sent_again(&packets, GUEST), sent_again(&packets, PEER)), (2, 0));
     }
 
     #[test]

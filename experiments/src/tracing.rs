@@ -18,6 +18,9 @@ use teiji_model::report::{Joined, Report};
 /// The longest time until the probes are attached or a report is written, in an emulated lab.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// The probes of a worker's signal: its beginning, the write to the ring, its end.
+const SIGNAL_PROBES: [&str; 3] = ["on_signal", "on_written", "on_signalled"];
+
 /// A running lab host with the built programs in `/mnt/bin`.
 pub struct Lab {
     /// The host.
@@ -81,6 +84,9 @@ pub struct Traced {
     pub printed: String,
     /// Peak resident memory until teiji was stopped, kB; 0 if it ended by itself.
     pub peak_kb: u64,
+    /// How many runs of the probes of signals the kernel has skipped until teiji was stopped, by its own count; `None` if it ended by
+    /// itself. If other traces ran, theirs are counted as well.
+    pub skipped_runs: Option<u64>,
     /// The recording, on this machine.
     pub recording: Option<PathBuf>,
 }
@@ -137,20 +143,16 @@ impl<'l> Trace<'l> {
         Ok(line.split(':').nth(1).unwrap_or_default().trim().to_owned())
     }
 
-    /// How many runs of these programs the kernel has skipped until now, by its own count.
+    /// How many runs of these programs the kernel has skipped until now, by its own count; 0 if there is no such program.
     ///
     /// # Errors
-    /// If bpftool fails, or there is no such program.
+    /// If bpftool fails.
     pub fn skipped_runs(&self, programs: &[&str]) -> Result<u64> {
         let printed = self.lab.host.run("bpftool --json prog show")?.ok()?;
         let all: Vec<serde_json::Value> = serde_json::from_str(&printed).context("read bpftool's list")?;
-        let mut skipped = 0;
-        for name in programs {
-            let mut of_name = all.iter().filter(|p| p["name"] == *name).peekable();
-            of_name.peek().with_context(|| format!("no program {name} is loaded"))?;
-            skipped += of_name.map(|p| p["recursion_misses"].as_u64().unwrap_or(0)).sum::<u64>();
-        }
-        Ok(skipped)
+        let wanted = |p: &&serde_json::Value| programs.iter().any(|name| p["name"] == *name);
+        let skipped = |p: &serde_json::Value| p["recursion_misses"].as_u64().unwrap_or(0);
+        Ok(all.iter().filter(wanted).map(skipped).sum())
     }
 
     /// Ends teiji with SIGINT, as Ctrl-C does, and reads its report.
@@ -162,8 +164,9 @@ impl<'l> Trace<'l> {
         std::thread::sleep(Duration::from_millis(300));
         let peak = self.status("VmHWM")?;
         let peak_kb = peak.split(' ').next().and_then(|n| n.parse().ok()).context("VmHWM is no number")?;
+        let skipped_runs = self.skipped_runs(&SIGNAL_PROBES)?;
         self.lab.host.run(&format!("kill -INT {}", self.pid()?))?.ok()?;
-        self.finish(peak_kb)
+        self.finish(peak_kb, Some(skipped_runs))
     }
 
     /// Waits until teiji ends by itself, and reads its report.
@@ -171,10 +174,10 @@ impl<'l> Trace<'l> {
     /// # Errors
     /// If there is no report.
     pub fn wait(self) -> Result<Traced> {
-        self.finish(0)
+        self.finish(0, None)
     }
 
-    fn finish(self, peak_kb: u64) -> Result<Traced> {
+    fn finish(self, peak_kb: u64, skipped_runs: Option<u64>) -> Result<Traced> {
         let Trace { lab, child, stem, records } = self;
         let until = std::time::Instant::now() + START_TIMEOUT;
         while !child.ended() {
@@ -192,7 +195,7 @@ impl<'l> Trace<'l> {
         let report =
             serde_json::from_slice(&json).with_context(|| format!("the report of {stem} is not one"))?;
         let recording = if records { lab.fetch(&format!("/tmp/{stem}.teiji")).ok() } else { None };
-        Ok(Traced { report, code: output.code, printed, peak_kb, recording })
+        Ok(Traced { report, code: output.code, printed, peak_kb, skipped_runs, recording })
     }
 }
 

@@ -5,7 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends by them")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -160,11 +160,13 @@ fn a_guest_divides_its_time_and_the_clock_contradicts_nothing() {
     let (traced, called) = &*QUIET;
     // A guest that polls may take a packet before its interrupt (LIMITATIONS, Stages): nothing else excuses a request here.
     let events = late::events(traced.recording.as_deref().unwrap()).unwrap();
-    let to_running: Vec<u64> =
+    let to_running: BTreeSet<u64> =
         events.iter().filter(|e| out_of_order::is_to_running(e)).map(|e| e.ts).collect();
     let raced = |j: &Joined| {
-        let (begun, ended) = (j.request.start, j.request.start + j.request.total);
-        j.request.inside.is_none() && to_running.iter().any(|ts| (begun..ended).contains(ts))
+        // When its own interrupt was accepted: at the end of `irq`.
+        let until = j.request.stages.iter().take_while(|time| time.stage != Stage::VcpuWake);
+        let accepted = j.request.start + until.map(|time| time.ns).sum::<u64>();
+        j.request.inside.is_none() && to_running.contains(&accepted)
     };
     divides(traced, called, all_requests(traced).iter().filter(|j| raced(j)).count() as u64);
 }

@@ -242,8 +242,12 @@ fn outgoing_agrees(name: &str, found: &Found, called: Called) {
     let (o, [within, at, around]) = (&found.outgoing, found.captured);
     let r = o.requests;
     assert_eq!(found.capture_dropped, 0, "{name}");
-    // TCP sends again what is acknowledged late.
-    assert!(r.retransmitted == 0 || name == "tcp", "{name}: {r:?}");
+    // TCP sends again what is acknowledged late: as often as the capture at the guest's tap shows.
+    assert!(
+        r.retransmitted <= found.sent_again_at_tap,
+        "{name}: {r:?}, {} captured",
+        found.sent_again_at_tap
+    );
     // An answer whose request was not seen may look like a request.
     assert!(found.to_guest.seen <= found.excused, "{name}: {:?}", found.to_guest);
     assert!(called.received > 0 && found.excused * 4 <= called.received, "{name}: {} excused", found.excused);
@@ -267,9 +271,17 @@ fn outgoing_agrees(name: &str, found: &Found, called: Called) {
     if r.complete == around.count {
         let between = within.mean <= d.mean + CLOCKS_OFF && d.mean <= around.mean + CLOCKS_OFF;
         assert!(between, "{name}: {} ns, not from {} to {}", d.mean, within.mean, around.mean);
+        // The report's median is that of a histogram.
+        let (least, most) = (within.median / 1.02, around.median * 1.02);
+        let p50 = d.p50 as f64;
+        assert!(least <= p50 + CLOCKS_OFF && p50 <= most + CLOCKS_OFF, "{name}: {p50} ns, {found:?}");
     }
-    let off = (d.p50 as f64 - at.median).abs();
-    assert!(off <= (0.02 * at.median).max(50_000.0), "{name}: typically {off} ns off in {}", at.median);
+    // A segment that a socket of this host has sent keeps its departure time in place of a time stamp (skb_clear_tstamp() of the
+    // kernel), so a capture stamps it when it handles it, and not as it came. On a busy CPU that is later by milliseconds.
+    if name != "tcp" {
+        let off = (d.p50 as f64 - at.median).abs();
+        assert!(off <= (0.02 * at.median).max(50_000.0), "{name}: typically {off} ns off in {}", at.median);
+    }
     // The stages add up, and the host's part is the rest.
     let sum: f64 = o.stages.iter().map(|s| s.dist.mean).sum();
     let (total, host) = (o.total.unwrap(), o.host.unwrap());

@@ -327,6 +327,25 @@ fn a_signal_that_is_reported_too_late_costs_its_own_packets_only() {
     assert_eq!((other.requests.seen, other.requests.complete), (1, 1), "{:?}", other.left_out);
     assert_eq!((asked.requests.seen, asked.requests.incomplete), (1, 1));
     assert_eq!(asked.left_out[0].reason, Reason::EventsLost);
+    assert_eq!(o.report.skipped_signals, 0);
+}
+
+#[test]
+fn a_skipped_signal_that_is_reported_too_late_is_counted_as_skipped() {
+    let mut h = History::default();
+    h.request(0, 7, REQ);
+    let EventKind::Interrupt(signal) = h.0[3].kind else { panic!("{:?}", h.0[3]) };
+    h.0[3].kind = EventKind::Interrupt(Interrupt {
+        delivery: Delivery::Unknown,
+        vector: Interrupt::SKIPPED,
+        state: None,
+        ..signal
+    });
+    let late = h.0.remove(3);
+    h.packet(2 * S, Point::HostRx, 98, NIC);
+    h.0.push(late);
+    let o = long_after(h).run();
+    assert_eq!((o.losses.late, o.report.skipped_signals), (1, 1));
 }
 
 #[test]
@@ -400,6 +419,31 @@ fn a_dropped_request_ends_at_once_and_is_not_taken_for_its_twin() {
         let vm = &o.report.vms[0];
         assert_eq!((vm.inbound.packets, vm.inbound.incomplete, vm.inbound.dropped), (1, 1, 1));
         assert_eq!(vm.left_out[0].explanation, "dropped by the host at tun_net_xmit (FULL_RING) on tap5");
+    }
+}
+
+/// The guest's buffers are too small for a request: vhost takes it off the tap and discards it. The worker's next signal is of
+/// another request.
+#[test]
+fn what_vhost_discards_did_not_reach_the_guest() {
+    for reader in ["tun_do_read", "tun_recvmsg", "tap_do_read", "skb_release_data"] {
+        let mut h = History::default();
+        let discarded = Dropped { unspecified: true, location: padded(reader), ..dropped(7, TAP) };
+        h.packet(0, Point::HostRx, 7, NIC)
+            .matched(1_000, Point::TapEnqueue, 7, TAP, REQ)
+            .packet(2_000, Point::TapDequeue, 7, TAP)
+            .at(3_000, EventKind::Dropped(discarded));
+        h.request(4_000, 6, m(2, Role::Request)).response(200_000, 8, m(2, Role::Final));
+        let o = long_after(h).run();
+        assert_eq!((o.report.vms[0].requests.seen, o.report.vms[0].requests.complete), (2, 1), "{reader}");
+        // Others free packets so that they have sent, or copies.
+        let by_reader = reader.starts_with('t');
+        let wanted = match by_reader {
+            true => (Outcome::Incomplete, Reason::DroppedIn),
+            false => (Outcome::Unanswered, Reason::NoAnswer),
+        };
+        assert_eq!(o.reason(), wanted, "{reader}");
+        assert_eq!(o.report.vms[0].inbound.dropped, u64::from(by_reader));
     }
 }
 

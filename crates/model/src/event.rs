@@ -238,9 +238,9 @@ impl Segment {
 /// It covers the packets that `tid` has taken off `ifindex` since its last signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interrupt {
-    /// When the worker began to write the packets to the ring and to signal. [`Event::ts`] is when a vCPU's interrupt
-    /// controller accepted the interrupt; if none was sent, when the packets were in the ring, or, if the
-    /// probe after that write was skipped, the end of the signal.
+    /// When the worker began to write the packets to the ring and to signal; of [`Delivery::Unknown`] see there. [`Event::ts`] is
+    /// when a vCPU's interrupt controller accepted the interrupt; if none was sent, when the packets were in the ring, or, if
+    /// the probe after that write was skipped, the end of the signal.
     pub signalled: u64,
     /// The tap whose receive queue was signalled.
     pub ifindex: u32,
@@ -265,7 +265,7 @@ pub struct Interrupt {
 
 impl Interrupt {
     /// Stands for the vector of a signal of which the kernel skipped the run of a probe: see the table at [`Delivery::Unknown`].
-    /// Signals of unknown delivery have no vector of a guest's.
+    /// No vector of a guest's is ever stored with that.
     pub const SKIPPED: u8 = 255;
 
     /// Whether the kernel skipped the run of a probe, so that it is not known when the guest received the packets.
@@ -273,7 +273,7 @@ impl Interrupt {
         self.delivery == Delivery::Unknown && self.vector == Self::SKIPPED
     }
 
-    /// Whether the guest received the packets, and it is not known when.
+    /// Whether it is not known when the guest received the packets.
     pub fn arrival_is_unknown(&self) -> bool {
         self.is_skipped() || self.delivery == Delivery::Unknown && self.state.is_some()
     }
@@ -297,7 +297,8 @@ pub enum Delivery {
     /// | `None` | 0 | nothing | end of the signal | its beginning |
     /// | known | 0 | the guest polled, and `vcpu` was in guest mode during the signal: when it received the packets is not known | beginning of the signal | packets written |
     /// | known | [`Interrupt::SKIPPED`] | the same; the probe after the write was skipped | beginning of the signal | its end |
-    /// | `None` | [`Interrupt::SKIPPED`] | the probe at the beginning or the end, or both, were skipped | the end that was seen; if none, just before the worker took the next packet | the same |
+    /// | `None` | [`Interrupt::SKIPPED`] | the probe at the beginning was skipped, or at both ends | when that was noticed: at the end, or when the worker did something else | the same: it covers all packets that were taken by then |
+    /// | `None` | [`Interrupt::SKIPPED`] | the probe at the end was skipped | when the worker did something else | its beginning |
     ///
     /// These are no variants of their own, because readers of format version 3 refuse a recording with a variant that they do not
     /// know.

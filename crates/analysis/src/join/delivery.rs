@@ -204,6 +204,28 @@ impl Delivery {
         true
     }
 
+    /// The kernel has dropped a packet at a tap after a worker had taken it: vhost discards what the guest's buffers are too small
+    /// for. It is the last one like it, as the worker takes no other in between.
+    pub(super) fn discarded(
+        &mut self,
+        now: u64,
+        tap: u32,
+        fingerprint: u64,
+        exclusion: Exclusion,
+        c: &mut Common,
+        requests: &mut RequestTable,
+    ) {
+        let of_tap = self.taken.iter_mut().filter(|(thread, _)| **thread as u32 == tap);
+        for (_, ids) in of_tap {
+            let is_it =
+                |id: &EntryId| self.packets.get(*id).is_some_and(|packet| packet.fingerprint == fingerprint);
+            if let Some(at) = ids.iter().rposition(is_it) {
+                let id = ids.remove(at);
+                return self.dropped(now, id, exclusion, true, c, requests);
+            }
+        }
+    }
+
     /// Ends the packets that the worker holds if it has slept since it took them: their signal was not seen.
     pub(super) fn check_slept(&mut self, p: &Packet, c: &mut Common, requests: &mut RequestTable) {
         let (Some(ids), Some(clock)) = (self.taken.get_mut(&pair(p.tid, p.ifindex)), p.worker) else {

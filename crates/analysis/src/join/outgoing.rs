@@ -18,7 +18,7 @@
 //! a request to the guest and of one from it at once: the two tables share nothing but that direction.
 //!
 //! Time begins with the guest's kick, or, if no kick is the packet's own, when it is handed to the host stack. A request that is
-//! sent again (SIP, DNS) is timed from its first copy, as the guest has waited since then; the first answer ends it. An answered
+//! sent again (SIP, DNS, TCP) is timed from its first copy, as the guest has waited since then; the first answer ends it. An answered
 //! key is remembered for the time allowed, so that a later copy is no request. If the host has dropped the first copy, or the
 //! first answer, the request is incomplete: what another copy spent outside would hide that.
 //!

@@ -173,7 +173,9 @@ enum happening {
 	SIGNALLED,
 	ACCEPTED,
 	SENDS,
-	ENTERED_AT
+	SIGNALS_SENT,
+	BEGINS_ROUND,
+	ENTRY_TIME
 };
 
 /* What happens to a thread, or is asked about it. */
@@ -182,11 +184,14 @@ struct event {
 	u32 happening;
 	u32 cpu; /* of ACCEPTED: the context */
 	u32 thread;
-	/* who gets the CPU of a thread that is preempted or goes to sleep; the context of WAKING; the vCPU
-	 * that ACCEPTED an interrupt of the worker; how many buffers a worker that TAKES a packet has used;
-	 * whether a worker SIGNALS received packets, and not that it has sent some; how much later an
-	 * interrupt was accepted than the time of the entry with it was read, ns */
-	u32 next;
+	/*
+	 * PREEMPTED, WENT_TO_SLEEP, BLOCKED: the thread that gets the CPU
+	 * WAKING: the context
+	 * ACCEPTED: the vCPU
+	 * TAKES, SENDS, SIGNALS_SENT, BEGINS_ROUND: how many buffers the worker has written by then
+	 * ENTRY_TIME: how much later the interrupt was accepted than the time of the entry was read, ns
+	 */
+	u32 arg;
 };
 
 /* The event is the frame. Returns the answer to a question. (Not SEC("syscall"): before Linux 6.8 such a
@@ -206,10 +211,10 @@ int happen(struct __sk_buff *skb)
 	case PREEMPTED:
 	case WENT_TO_SLEEP:
 	case BLOCKED:
-		switched(e.cpu, e.thread, e.next, e.happening == PREEMPTED, e.happening == WENT_TO_SLEEP);
+		switched(e.cpu, e.thread, e.arg, e.happening == PREEMPTED, e.happening == WENT_TO_SLEEP);
 		return 0;
 	case WAKING: /* if by a thread, by the one that runs this test */
-		test_context = e.next;
+		test_context = e.arg;
 		waking(e.thread);
 		return 0;
 	case WOKEN:
@@ -230,18 +235,23 @@ int happen(struct __sk_buff *skb)
 		clock_enters(c, e.thread, c->vm, e.now);
 		return 0;
 	}
-	if (e.happening == ENTERED_AT)
-		return entered_at(e.now, e.now + e.next) - e.now;
+	if (e.happening == ENTRY_TIME)
+		return entry_time(e.now, e.now + e.arg) - e.now;
 	if (e.happening == TAKES) { /* a packet off a tap */
-		takes(c, e.now, &q, e.next);
+		packet_taken(c, e.now, &q, e.arg);
 		return 0;
 	}
-	if (e.happening == SENDS) { /* a frame of the guest */
-		end_previous_signal(c);
+	if (e.happening == SENDS || e.happening == BEGINS_ROUND) {
+		settle_taken(c, e.arg);
 		return 0;
 	}
 	if (e.happening == SIGNALS) {
-		signal_begins(c, e.next ? &q : NULL);
+		signal_begins(c, &q);
+		return 0;
+	}
+	if (e.happening == SIGNALS_SENT) {
+		settle_taken(c, e.arg);
+		c->signal.begun = 0;
 		return 0;
 	}
 	if (e.happening == WRITTEN) {
@@ -250,9 +260,9 @@ int happen(struct __sk_buff *skb)
 		return 0;
 	}
 	if (e.happening == ACCEPTED) { /* KVM has been told to interrupt TOLD_VM */
-		interrupts_vm(c, TOLD_VM);
+		note_signalled_vm(c, TOLD_VM);
 		test_context = e.cpu;
-		interrupt_accepted(c, e.next, 38);
+		interrupt_accepted(c, e.arg, 38);
 		return 0;
 	}
 	if (e.happening == SIGNALLED) {

@@ -206,7 +206,7 @@ fn load_matching(flow: &Flow, matching: Matching) -> (Object, types::settings) {
             "records" => map.set_max_entries(1 << 12).unwrap(),
             name if name.ends_with(".rodata") => {
                 let image = map.initial_value_mut().unwrap();
-                settings::fill(image, &setup, false).unwrap();
+                settings::fill(image, &setup, &|target| target == "vhost_add_used_n").unwrap();
                 given = value_of(image);
             }
             _ => {}

@@ -140,7 +140,7 @@ static __always_inline void clock_account(struct clock *c, u64 now)
 		c->spent[state] += ns;
 	/* A worker that blocks for a page of the guest while it copies is not idle: see switched(). (Not
 	 * another index above: the verifier of Linux 6.1 loses its bound.) */
-	if (state == STATE_ASLEEP && c->holds) {
+	if (state == STATE_ASLEEP && c->holds == HOLDS_PACKETS) {
 		c->spent[STATE_ASLEEP] -= ns;
 		c->spent[STATE_RUN] += ns;
 	}

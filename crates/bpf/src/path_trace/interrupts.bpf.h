@@ -45,6 +45,20 @@ static __always_inline bool is_vq(struct vhost_virtqueue *vq, int index)
 	return at == vq;
 }
 
+/* How many buffers of the guest's ring for received packets vhost has written, modulo 2^16; 0 if it is not
+ * known which ring. */
+static __always_inline u16 last_used(const struct clock *worker)
+{
+	struct vhost_net *net = (struct vhost_net *)worker->net;
+
+	return net ? BPF_CORE_READ(net, vqs[0].vq.last_used_idx) : 0;
+}
+
+static __always_inline void settle(struct clock *worker)
+{
+	settle_taken(worker, worker->holds ? last_used(worker) : 0);
+}
+
 SEC("fentry/vhost_add_used_and_signal_n")
 int BPF_PROG(on_signal, void *dev, struct vhost_virtqueue *vq)
 {
@@ -57,7 +71,9 @@ int BPF_PROG(on_signal, void *dev, struct vhost_virtqueue *vq)
 		learn_vm(c, &q);
 		signal_begins(c, &q);
 	} else {
-		signal_begins(c, NULL);
+		/* of frames that the guest has sent */
+		settle(c);
+		c->signal.begun = 0;
 	}
 	return 0;
 }
@@ -91,7 +107,7 @@ int BPF_PROG(on_irqfd, struct kvm_kernel_irq_routing_entry *entry, struct kvm *k
 		vmm_signals(c, kvm, route_id(BPF_CORE_READ(entry, gsi)));
 	/* not kvm->userspace_pid: in Linux 6.12 its offset is too large for a load instruction */
 	else
-		interrupts_vm(c, BPF_CORE_READ(kvm, userspace_pid));
+		note_signalled_vm(c, BPF_CORE_READ(kvm, userspace_pid));
 	return 0;
 }
 
@@ -116,9 +132,9 @@ int BPF_PROG(on_signalled)
 }
 
 /*
- * When the interrupt was accepted that this entry injects, which is then forgotten; 0: it injects none, or
- * none of a worker. KVM injects right before the entry. (Not at the tracepoint kvm_inj_virq: there the vCPU
- * thread can be preempted, and another vCPU's run on that CPU would be skipped.)
+ * Returns when the interrupt was accepted that this entry injects, and clears that time; 0: it injects none,
+ * or none of a worker. KVM injects right before the entry. (Not at the tracepoint kvm_inj_virq: there the
+ * vCPU thread can be preempted, and another vCPU's run on that CPU would be skipped.)
  */
 static __always_inline u64 take_accepted(const struct kvm_vcpu *vcpu, u32 vm)
 {
@@ -161,7 +177,7 @@ static __always_inline void learn_vcpu(struct clock *c, u32 vm, u32 vcpu)
 		c->index = vcpu;
 		c->entry_requested = 0;
 		c->signal.begun = 0;
-		c->holds = 0;
+		c->holds = HOLDS_NOTHING;
 	}
 	if (index)
 		c->index = *index;
@@ -206,7 +222,7 @@ static __noinline int entered(struct kvm_vcpu *vcpu, u64 id)
 	clock_enters(c, tid, vm, now);
 	upto = take_accepted(vcpu, vm);
 	if (upto) {
-		now = entered_at(now, upto);
+		now = entry_time(now, upto);
 		clock_read(c, now, spent);
 		emit_entry(c, now, upto, vcpu->arch.interrupt.nr, spent);
 	}
@@ -217,7 +233,8 @@ static __noinline int entered(struct kvm_vcpu *vcpu, u64 id)
 		 */
 		upto = bpf_ktime_get_ns();
 		clock_read(c, upto, spent);
-		emit_entry(c, entered_at(0, upto), upto, 0, spent);
+		/* after a signal with the same time */
+		emit_entry(c, upto + 1, upto, 0, spent);
 	}
 	return 0;
 }

@@ -88,7 +88,7 @@ struct {
 	__type(value, u32);
 } vms SEC(".maps");
 
-/* A worker's signal to a guest, while it is being sent. */
+/* A worker's signal to a guest. While none is being sent, only `queue` and `vm` have a meaning. */
 struct signal {
 	u64 begun;		/* 0: none is being sent */
 	struct tap_queue queue; /* off which the worker takes packets */
@@ -100,11 +100,20 @@ struct signal {
 	u8 arrival_unknown; /* the guest wants no interrupt, and it is not known when it received the packets:
 			     * see packets_written() */
 	struct vcpu_key target; /* vm 0: not known */
-	u64 written;		/* when the packets were in the ring; 0: not yet */
-	u64 before;		/* the request that this one replaced: see cancel_request() */
+	u64 written; /* when the packets were in the ring; 0: not yet. Of a stalled worker when it was
+		      * noticed. If entry_requested, what request_entry() was given */
+	u64 before;  /* the request that this one replaced: see cancel_request() */
 	/* its clock then; before, only its time in guest mode when the signal began (there is no room for
 	 * another field: programs have a new clock on their stack) */
 	u64 clock[STATES];
+};
+
+/* What a worker holds: packets off a tap of which no signal was seen yet. */
+enum holds {
+	HOLDS_NOTHING,
+	HOLDS_PACKETS,
+	HELD_WHEN_IDLE, /* it has slept until there was work since: it has signalled them, or vhost discarded
+			   them */
 };
 
 enum reads {
@@ -117,7 +126,7 @@ struct clock {
 	u8 state;		   /* enum thread_state */
 	u8 resume;		   /* state to go on with when it gets a CPU */
 	u8 actor;		   /* enum actor */
-	u8 holds;		   /* worker: it has taken packets off a tap, and not signalled them yet */
+	u8 holds;		   /* worker: enum holds */
 	u32 runs_instead;	   /* while it waits: the thread that has its CPU; 0: none, or not known */
 	u32 waits_on;		   /* while it waits: the CPU */
 	u32 preempted_by; /* a thread that had its CPU while it waited: see clock_waited(); 0: none */
@@ -146,8 +155,7 @@ struct clock {
 	u64 slept_at;	  /* when it last fell asleep; 0: never seen */
 	u8 reads;	  /* enum reads: what its last look at the tap finds */
 	u8 sends;	  /* it has sent a frame since it slept */
-	u16 used; /* worker: how many buffers of the guest's ring it had used when it last took a packet,
-		   * modulo 2^16 */
+	u16 last_used;	  /* worker: last_used() when it last took a packet */
 	u8 pad2[4];
 	/* vCPU: when a worker last had packets for which no injection may be seen; see request_entry(). 0:
 	 * none */
@@ -363,8 +371,8 @@ static __always_inline void count(u32 which)
 {
 	u64 *n = bpf_map_lookup_elem(&counters, &which);
 
-	if (n)
-		*n += 1;
+	if (n) /* a program that is preempted here may come after another one on that CPU */
+		__sync_fetch_and_add(n, 1);
 }
 
 static __always_inline void *reserve(u64 size)

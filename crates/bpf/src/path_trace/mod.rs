@@ -178,7 +178,7 @@ pub fn try_load() -> Result<Vec<Verified>, Error> {
 /// Leaves out the programs whose targets this kernel lacks, and writes the settings, constants to the verifier.
 fn prepare(object: &mut OpenObject, setup: &Setup<'_>, hooks: &[Hook]) -> Result<(), Error> {
     select_programs(object, hooks, setup.guests)?;
-    let hand_over = hooks.iter().any(|h| h.target == "dev_hard_start_xmit" && h.found.is_some());
+    let probed = |target: &str| hooks.iter().any(|h| h.target == target && h.found.is_some());
     let bytes = setup.buffer_bytes.max(1 << 16).checked_next_power_of_two().unwrap_or(1 << 30);
     for mut map in object.maps_mut() {
         let name = map.name().to_string_lossy().into_owned();
@@ -190,7 +190,7 @@ fn prepare(object: &mut OpenObject, setup: &Setup<'_>, hooks: &[Hook]) -> Result
                 doing: "set the packet probes".into(),
                 reason: "their settings have no place".into(),
             })?;
-            settings::fill(image, setup, hand_over)?;
+            settings::fill(image, setup, &probed)?;
         }
     }
     Ok(())

@@ -222,8 +222,11 @@ int BPF_PROG(on_handle_rx, struct vhost_net *net)
 {
 	struct clock *c = clock_of(current_tid());
 
-	if (c)
-		c->net = (u64)net;
+	if (!c)
+		return 0;
+	if (c->net == (u64)net)
+		settle(c);
+	c->net = (u64)net;
 	return 0;
 }
 
@@ -254,14 +257,6 @@ static __always_inline u16 queue_depth(struct ptr_ring *ring, struct clock *c)
 	if (net)
 		n += BPF_CORE_READ(net, vqs[0].rxq.tail) - BPF_CORE_READ(net, vqs[0].rxq.head);
 	return n < 0 ? 0 : n > 0xffff ? 0xffff : n;
-}
-
-/* Of the ring for received packets, as vhost counts; 0 if it is not known which ring. */
-static __always_inline u16 used_buffers(const struct clock *c)
-{
-	struct vhost_net *net = (struct vhost_net *)c->net;
-
-	return net ? BPF_CORE_READ(net, vqs[0].vq.last_used_idx) : 0;
 }
 
 /* The thread of this clock serves a queue: one of the maps `workers` and `senders` says so. */
@@ -298,7 +293,7 @@ static __always_inline int taken_by_vhost(struct msghdr *m, struct net_device *d
 	c = worker_clock(now);
 	if (c) {
 		refer(&workers, &q, c);
-		takes(c, now, &q, used_buffers(c));
+		packet_taken(c, now, &q, last_used(c));
 	}
 
 	data = BPF_CORE_READ(skb, data);
@@ -326,14 +321,17 @@ static __always_inline int vhost_sends(struct net_device *dev, u16 queue)
 	struct tap_queue q = {.ifindex = BPF_CORE_READ(dev, ifindex), .queue = queue};
 	struct clock *c;
 
-	if (!is_tap(dev, q.ifindex) || !(settings.directions & DIR_OUT))
+	if (!is_tap(dev, q.ifindex))
 		return 0;
 	c = clock_of(current_tid());
+	if (c)
+		settle(c);
+	if (!(settings.directions & DIR_OUT))
+		return 0;
 	if (!c)
 		c = worker_clock(bpf_ktime_get_ns());
 	if (!c)
 		return 0;
-	end_previous_signal(c);
 	c->sending = q;
 	refer(&senders, &q, c);
 	return 0;

@@ -10,9 +10,13 @@ use teiji_model::flow::{Direction, End, Flow, Key, Matching, Proto};
 ///
 /// # Errors
 /// [`Error::Kernel`] if the kernel provides no random numbers, or does not tell the network namespace.
-pub(super) fn fill(image: &mut [u8], setup: &Setup<'_>, hand_over: bool) -> Result<(), Error> {
-    let hand_over = hand_over.into();
-    let mut settings = types::settings { hand_over, netns: network_namespace()?, ..settings(setup) };
+pub(super) fn fill(image: &mut [u8], setup: &Setup<'_>, probed: &dyn Fn(&str) -> bool) -> Result<(), Error> {
+    let mut settings = types::settings {
+        hand_over: probed("dev_hard_start_xmit").into(),
+        writes_are_seen: probed("vhost_add_used_n").into(),
+        netns: network_namespace()?,
+        ..settings(setup)
+    };
     keep_secret(&mut settings)?;
     let bytes = bytes_of(&settings);
     // `settings` is the first constant of the object; its size is checked by a test

@@ -4,9 +4,22 @@
  * taken to the guest's ring, and sends an interrupt if the guest wants one. Here is what is known of a signal
  * from its beginning to its record, with an interrupt and without; also if the kernel skipped a run of a
  * probe, as it does while another thread is preempted within the same probe on that CPU. The probes are in
- * interrupts.bpf.h; vmm.bpf.h has those of taps that the VMM serves itself.
+ * interrupts.bpf.h and path_trace.bpf.c; vmm.bpf.h has those of taps that the VMM serves itself.
  *
- *   takes() ─► signal_begins() ─► packets_written() ─► interrupt_accepted(), if one is sent ─► signal_ends()
+ *   function of the kernel               probe           calls
+ *   handle_rx, entry                     on_handle_rx    settle_taken()
+ *   tun_recvmsg, entry                   on_tun_recvmsg  packet_taken()
+ *   vhost_add_used_and_signal_n, entry   on_signal       signal_begins()
+ *     vhost_add_used_n, exit             on_written      packets_written()
+ *     kvm_arch_set_irq_inatomic, entry   on_irqfd        note_signalled_vm()     \ if the guest wants an
+ *     kvm_apic_accept_irq                on_accept_irq   interrupt_accepted()    / interrupt
+ *   vhost_add_used_and_signal_n, exit    on_signalled    signal_ends()
+ *   tun_sendmsg, entry                   on_tun_sendmsg  settle_taken()
+ *
+ * handle_rx() takes packets in a loop, signals them, and leaves none unsignalled when it returns, but for
+ * those that it could not write, as the guest's buffers were too small or not mapped: it discards these.
+ * vhost counts the buffers that it has written (last_used_idx). So whether packets were signalled is known
+ * from that count also if all probes of the signal were skipped.
  */
 #ifndef TEIJI_SIGNALS_BPF_H
 #define TEIJI_SIGNALS_BPF_H
@@ -55,15 +68,15 @@ static __always_inline bool is_halted(u8 state)
  */
 #define VECTOR_SKIPPED 255
 
-/* It is not known when the guest received the packets that the worker took until `at`. */
-static __always_inline void emit_skipped(struct clock *worker, u64 at, const struct tap_queue *q)
+/* It is not known when the guest received the packets that the worker took until `upto`. */
+static __always_inline void emit_skipped(struct clock *worker, u64 now, u64 upto)
 {
 	struct rec_irq *r = reserve(sizeof(*r));
 
 	if (!r)
 		return;
-	fill_head(&r->head, at, REC_IRQ, DELIVERY_UNKNOWN, q->ifindex);
-	r->signalled = at;
+	fill_head(&r->head, now, REC_IRQ, DELIVERY_UNKNOWN, worker->signal.queue.ifindex);
+	r->signalled = upto;
 	r->tid = current_tid();
 	r->vm = 0;
 	r->vcpu = 0;
@@ -75,37 +88,57 @@ static __always_inline void emit_skipped(struct clock *worker, u64 at, const str
 }
 
 /*
- * The worker does something that it does in no signal. If its last signal has not ended, the kernel skipped
- * on_signalled(): the packets would be taken for those of the next signal.
+ * Called by probes that never run within vhost_add_used_and_signal_n(). If a signal has not ended, the kernel
+ * skipped on_signalled(): its packets would be taken for those of the next signal. `now`: see packet_taken().
  */
-static __always_inline void end_previous_signal(struct clock *worker)
+static __always_inline void end_previous_signal(struct clock *worker, u64 now)
 {
 	struct signal *s = &worker->signal;
 
 	if (!s->begun || worker->actor != ACTOR_WORKER || worker->taking.ifindex)
 		return;
 	if (!s->sent)
-		emit_skipped(worker, s->begun, &s->queue);
+		emit_skipped(worker, now - 1, s->begun);
 	s->begun = 0;
-	worker->holds = 0;
+	worker->holds = HOLDS_NOTHING;
 }
 
 /*
- * The worker takes a packet off a tap. If it holds others, and has written to the guest's ring since it took
- * them, it has signalled them, and the kernel skipped the probes at both ends of the signal.
+ * The worker takes a packet off a tap, at `now`. If it holds others, and has written to the guest's ring
+ * since it took them, it has signalled them, and the kernel skipped the probes at both ends of the signal.
+ * That is told with a time just before the packet's, so that it sorts before it.
  */
-static __always_inline void takes(struct clock *worker, u64 now, const struct tap_queue *q, u16 used)
+static __always_inline void packet_taken(struct clock *worker, u64 now, const struct tap_queue *q,
+					 u16 last_used)
 {
-	end_previous_signal(worker);
-	if (worker->holds && worker->used != used)
-		emit_skipped(worker, now - 1, q);
-	worker->holds = 1;
-	worker->used = used;
+	end_previous_signal(worker, now);
+	if (worker->holds && worker->last_used != last_used)
+		emit_skipped(worker, now - 1, now - 1);
+	worker->holds = HOLDS_PACKETS;
+	worker->last_used = last_used;
 	worker->signal.queue = *q;
 	worker->signal.vm = 0;
 }
 
-/* A signal begins: of the packets that the worker has taken if q, else of frames that the guest has sent. */
+/*
+ * The worker does something that it does only when it has signalled what it took: it begins to empty a tap,
+ * or sends frames of the guest. If it holds packets still, the kernel skipped the probes at both ends of
+ * their signal, or vhost has discarded them. (These the kernel frees as dropped: see drops.bpf.h.)
+ */
+static __always_inline void settle_taken(struct clock *worker, u16 last_used)
+{
+	u64 now;
+
+	if (!worker->signal.begun && !worker->holds)
+		return;
+	now = bpf_ktime_get_ns();
+	end_previous_signal(worker, now);
+	if (worker->holds && worker->last_used != last_used)
+		emit_skipped(worker, now, now);
+	worker->holds = HOLDS_NOTHING;
+}
+
+/* A signal begins, of the packets that the worker has taken. */
 static __always_inline void signal_begins(struct clock *worker, const struct tap_queue *q)
 {
 	struct signal *s = &worker->signal;
@@ -113,10 +146,8 @@ static __always_inline void signal_begins(struct clock *worker, const struct tap
 	struct clock *vcpu = NULL;
 	u64 now;
 
-	end_previous_signal(worker);
-	s->begun = 0;
-	if (!q)
-		return;
+	if (s->begun)
+		end_previous_signal(worker, bpf_ktime_get_ns());
 	target = bpf_map_lookup_elem(&target_vcpus, q);
 	s->queue = *q;
 	s->sent = 0;
@@ -205,7 +236,7 @@ static __always_inline void drop_request(struct clock *worker)
 }
 
 /* KVM is told to interrupt this VM, in the context of the worker. */
-static __always_inline void interrupts_vm(struct clock *worker, u32 vm)
+static __always_inline void note_signalled_vm(struct clock *worker, u32 vm)
 {
 	if (worker->signal.begun || worker->holds)
 		worker->signal.vm = vm;
@@ -294,8 +325,7 @@ static __always_inline void interrupt_accepted(struct clock *worker, u32 apicid,
 
 /*
  * A signal has ended: tells what it was, unless an interrupt did. One of which the kernel skipped on_signal()
- * is one of received packets if the worker holds some: between taking them and signalling them it sends no
- * other.
+ * is one of received packets if the worker holds some: see settle_taken().
  */
 static __always_inline void signal_ends(struct clock *worker)
 {
@@ -304,8 +334,10 @@ static __always_inline void signal_ends(struct clock *worker)
 	bool known, unknown, probe_skipped;
 	u64 at;
 
-	if (!s->begun && worker->holds && worker->actor == ACTOR_WORKER)
-		emit_skipped(worker, bpf_ktime_get_ns(), &s->queue);
+	if (!s->begun && worker->holds && worker->actor == ACTOR_WORKER) {
+		at = bpf_ktime_get_ns();
+		emit_skipped(worker, at, at);
+	}
 	if (s->begun && !s->sent) {
 		probe_skipped = !s->written && !s->vm;
 		if (probe_skipped)
@@ -320,7 +352,7 @@ static __always_inline void signal_ends(struct clock *worker)
 			r->vm = known ? s->target.vm : s->vm;
 			r->vcpu = known ? s->target.vcpu : 0;
 			r->index = known ? vcpu_index(vcpu_clock(&s->target)) : NOT_KNOWN;
-			r->vector = unknown && probe_skipped ? VECTOR_SKIPPED : 0;
+			r->vector = unknown && probe_skipped && settings.writes_are_seen ? VECTOR_SKIPPED : 0;
 			r->state = known ? s->state : STATE_UNKNOWN;
 			/* of no meaning if the state is not known */
 			__builtin_memcpy(r->clock, s->clock, sizeof(r->clock));
@@ -329,12 +361,14 @@ static __always_inline void signal_ends(struct clock *worker)
 	}
 	s->begun = 0;
 	s->vm = 0;
-	worker->holds = 0;
+	worker->holds = HOLDS_NOTHING;
 }
 
-/* When a vCPU was in guest mode with an interrupt that had been accepted at `upto`. It may have been accepted
- * since `now` was read: the entry sorts after every signal that it covers. */
-static __always_inline u64 entered_at(u64 now, u64 upto)
+/*
+ * The time of the record of an entry with an interrupt that was accepted at `upto`: `now`, but after every
+ * signal that the entry covers, as it may have been accepted since `now` was read.
+ */
+static __always_inline u64 entry_time(u64 now, u64 upto)
 {
 	return now > upto ? now : upto + 1;
 }

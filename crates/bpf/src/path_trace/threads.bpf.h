@@ -145,8 +145,8 @@ static __always_inline void switched(u32 number, u32 out, u32 in, bool runnable,
 
 			c->resume = halted ? STATE_ASLEEP : STATE_RUN;
 			clock_into(c, STATE_ASLEEP);
-			if (idle)
-				c->holds = 0;
+			if (idle && c->holds)
+				c->holds = HELD_WHEN_IDLE;
 			c->slept_at = now;
 			c->sends = 0;
 			if (c->taking.ifindex) {

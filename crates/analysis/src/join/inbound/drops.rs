@@ -3,7 +3,7 @@
 use super::{IdenticalPackets, Inbound, OTHERS, PacketsOfFingerprint};
 use crate::join::request::RequestTable;
 use crate::join::{Common, Exclusion, Served, Tap};
-use teiji_model::event::{Dropped, Match};
+use teiji_model::event::{self, Dropped, Match};
 use teiji_model::report::Reason;
 
 /// A drop before any tap that may be that of a packet or of a copy of it.
@@ -18,6 +18,15 @@ pub(super) struct PossibleDrop {
 /// Whether a packet was dropped at the tap that it was meant for.
 fn is_at_its_tap(d: &Dropped, c: &Common) -> bool {
     d.tap == d.ifindex && c.tap(d.tap).is_some()
+}
+
+/// Whether a packet was dropped by who had taken it off the tap: the functions of `drivers/net/tun.c` and `drivers/net/tap.c` that
+/// read.
+fn is_by_reader(d: &Dropped) -> bool {
+    let location = event::name(&d.location);
+    ["tun_do_read", "tun_recvmsg", "tun_chr_read_iter", "tap_do_read", "tap_recvmsg", "tap_read_iter"]
+        .iter()
+        .any(|reader| location.starts_with(reader))
 }
 
 impl Inbound {
@@ -54,6 +63,8 @@ impl Inbound {
     ) {
         if is_at_its_tap(d, c) && !d.unspecified {
             Self::count_drop(now, drop, now, c, requests);
+        } else if is_at_its_tap(d, c) && is_by_reader(d) {
+            self.delivery.discarded(now, d.ifindex, d.fingerprint, drop.exclusion, c, requests);
         } else if c.tap(d.tap).is_some() && c.tap(d.ifindex).is_none() {
             let record = PacketsOfFingerprint {
                 first: now,

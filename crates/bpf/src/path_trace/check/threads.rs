@@ -48,7 +48,9 @@ pub(super) enum Happening {
     Signalled,
     Accepted,
     Sends,
-    EnteredAt,
+    SignalsSent,
+    BeginsRound,
+    EntryTime,
 }
 
 pub(super) struct Host {
@@ -65,8 +67,8 @@ impl Host {
         Host { object, now: MS }
     }
 
-    pub(super) fn happens(&self, what: Happening, cpu: u32, thread: u32, next: u32) -> u32 {
-        let words = [what as u32, cpu, thread, next].map(u32::to_ne_bytes);
+    pub(super) fn happens(&self, what: Happening, cpu: u32, thread: u32, arg: u32) -> u32 {
+        let words = [what as u32, cpu, thread, arg].map(u32::to_ne_bytes);
         let event = [&self.now.to_ne_bytes()[..], words.as_flattened()].concat();
         let program = self.object.progs_mut().find(|p| p.name() == "happen").unwrap();
         let input = ProgramInput { data_in: Some(&event), ..ProgramInput::default() };
