@@ -27,7 +27,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 use teiji_lab::{Child, Guest};
 use teiji_model::report::{Joined, LargePackets, LeftOut, Request};
-use teiji_model::stage::Stage;
+use teiji_model::stage::{Stage, ThreadState};
 
 /// A request's time may differ by this share of it, or by [`OFF_NS`].
 const OFF_SHARE: f64 = 0.02;
@@ -96,7 +96,7 @@ impl Pair {
     }
 
     /// Whether teiji divides the time at the tap as the capture there does. That capture sees the request after
-    /// `switch_in` has begun and before it ends, and the response after the guest's kick and before `vhost_tx` ends.
+    /// `switch_in` has begun and before it ends, and the response before `vhost_tx` ends, and after the guest's kick if the worker sleeps then.
     pub fn divides(&self) -> bool {
         let [least, most] = self.beyond_tap;
         self.around.is_some_and(|[inside, _]| least <= inside + CLOCKS_OFF && inside <= most + CLOCKS_OFF)
@@ -377,7 +377,9 @@ enum Inside {
     Guest,
 }
 
-/// See [`Pair::beyond_tap`]. If the kick was coalesced, `guest` lasts until the frame is handed over.
+/// See [`Pair::beyond_tap`]. If the kick was coalesced, `guest` lasts until the frame is handed over. And a worker that does not
+/// sleep when the guest kicks may have taken the frame off the ring already: the guest puts it there before it kicks, and the exit
+/// that the kick makes takes time.
 fn beyond_tap(request: &Request, inside: Inside) -> [u64; 2] {
     let of = |from: Stage, to: Stage| -> u64 {
         request.stages.iter().filter(|s| from <= s.stage && s.stage <= to).map(|s| s.ns).sum()
@@ -386,7 +388,12 @@ fn beyond_tap(request: &Request, inside: Inside) -> [u64; 2] {
         // It is within the stage, of which waits for a CPU have been taken out.
         return [0, of(Stage::Guest, Stage::Guest) + request.preempted];
     }
-    let kicked = if request.coalesced_kick { Stage::VcpuWake } else { Stage::Guest };
+    let waits_for_kick = request
+        .stages
+        .iter()
+        .filter(|s| s.stage == Stage::VhostTx)
+        .any(|s| s.split.is_some_and(|split| split.get(ThreadState::Asleep) > 0));
+    let kicked = if request.coalesced_kick || !waits_for_kick { Stage::VcpuWake } else { Stage::Guest };
     [of(Stage::TapQueue, kicked), of(Stage::SwitchIn, Stage::VhostTx)]
 }
 
@@ -430,6 +437,7 @@ pub(super) mod tests {
     use super::*;
     use teiji_model::event::Role;
     use teiji_model::report::StageTime;
+    use teiji_model::stage::Split;
 
     /// A request without stages.
     pub fn joined(start: u64, total: u64) -> Joined {
@@ -492,9 +500,10 @@ pub(super) mod tests {
 
     #[test]
     fn the_capture_at_the_tap_tells_what_is_on_either_side_of_it() {
-        let divides = |stages: [u64; 4], coalesced_kick| {
+        let divides = |stages: [u64; 4], coalesced_kick, asleep| {
             let names = [Stage::SwitchIn, Stage::TapQueue, Stage::Guest, Stage::VhostTx];
-            let stage = |(stage, ns)| StageTime { stage, ns, split: None };
+            let split = Some(Split([0, 0, asleep, 0, 0]));
+            let stage = |(stage, ns)| StageTime { stage, ns, split };
             let request = Request {
                 stages: names.into_iter().zip(stages).map(stage).collect(),
                 coalesced_kick,
@@ -511,11 +520,14 @@ pub(super) mod tests {
             }
             .divides()
         };
-        assert!(divides([50_000, 400_000, 600_000, 0], false));
-        assert!(divides([50_000, 400_000, 500_000, 50_000], false));
-        // A kick after the frame is wrong unless it was coalesced; so is a stage that is too short.
-        assert!(!divides([50_000, 400_000, 601_001, 0], false));
-        assert!(divides([50_000, 400_000, 601_001, 0], true));
-        assert!(!divides([50_000, 300_000, 600_000, 48_000], false));
+        assert!(divides([50_000, 400_000, 600_000, 0], false, 1));
+        assert!(divides([50_000, 400_000, 500_000, 50_000], false, 1));
+        // A kick after the frame is wrong unless it was coalesced, or the worker was awake; so is a stage that is too short.
+        assert!(!divides([50_000, 400_000, 601_001, 0], false, 1));
+        assert!(divides([50_000, 400_000, 601_001, 0], true, 1));
+        assert!(divides([50_000, 400_000, 601_001, 0], false, 0));
+        for asleep in [0, 1] {
+            assert!(!divides([50_000, 300_000, 600_000, 48_000], false, asleep));
+        }
     }
 }

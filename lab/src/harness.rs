@@ -25,9 +25,9 @@
 //! }
 //! ```
 //!
-//! If the emulated machine fails (QEMU that translates nested virtualisation does so about once in sixty boots), its lab host ends,
-//! or a nested guest does, or one of its CPUs stands still for seconds. That is not the result of a test: everything shared is made
-//! again, and the test starts again. This is reported, and done only once in a program, so that a test which ends the lab host each time
+//! Three failures are not results of a test: the emulator fails (QEMU that translates nested virtualisation does so about once in
+//! sixty boots), a nested guest fails with it, or an emulated CPU stands still for seconds. Then everything shared is made again,
+//! and the test starts again. This is reported, and done only once in a program, so that a test which ends the lab host each time
 //! fails.
 //!
 //! A lab host that ends by itself in another way is such a result: its kernel panicked, or it powered off. The program
@@ -77,7 +77,7 @@ pub fn run(tests: &[Test], end: fn()) -> ExitCode {
     let trials = tests
         .iter()
         .map(|&(name, test)| {
-            let within = || [ends::guest_failures(), ends::standstills()];
+            let within = || Within { guests: ends::guest_failures(), standstills: ends::standstills() };
             Trial::test(name, move || attempt(name, test, ends::failures, within, end))
         })
         .collect();
@@ -95,25 +95,36 @@ pub fn run(tests: &[Test], end: fn()) -> ExitCode {
     if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
+/// What has failed within the present lab host.
+struct Within {
+    /// Why nested guests have failed.
+    guests: Vec<String>,
+    /// CPUs that stood still.
+    standstills: Vec<String>,
+}
+
 /// Runs a test, and runs it again if it failed together with the emulated machine. `hosts` returns why lab hosts have
-/// failed so far, `within` what has failed within the present one: nested guests, and CPUs that stood still; `end` ends the lab
-/// host: a process can have only one.
+/// failed so far; `end` ends the lab host: a process can have only one.
 fn attempt(
     name: &str,
     test: fn(),
     hosts: impl Fn() -> Vec<String>,
-    within: impl Fn() -> [Vec<String>; 2],
+    within: impl Fn() -> Within,
     end: fn(),
 ) -> Result<(), Failed> {
     let begun = Instant::now();
-    let before = within().map(|failures| failures.len());
+    let before = within();
+    let mut told = before.standstills.len();
     let mut result = catch_unwind(test);
     let given_up = GIVEN_UP.load(Ordering::Relaxed);
     // A lab host that has ended makes every later test fail; the others only the one in which they happened.
     let failed = || {
         let host = hosts().into_iter().nth(given_up as usize);
-        let of_test =
-            || within().into_iter().zip(before).find_map(|(all, before)| all.into_iter().nth(before));
+        let of_test = || {
+            let Within { guests, standstills } = within();
+            let guest = guests.into_iter().nth(before.guests.len());
+            guest.or_else(|| standstills.into_iter().nth(before.standstills.len()))
+        };
         host.or_else(of_test)
     };
     if let Err(panic) = &result
@@ -127,10 +138,11 @@ fn attempt(
             eprintln!("lab          the lab host could not be ended: see above");
         }
         GIVEN_UP.store(given_up + 1, Ordering::Relaxed);
+        // The standstills that are known from here on are those of the other lab host.
+        told = 0;
         result = catch_unwind(test);
     }
-    let [_, stood_still] = within();
-    for what in stood_still.iter().skip(before[1]) {
+    for what in within().standstills.iter().skip(told) {
         eprintln!("lab          {what}");
     }
     eprintln!("lab {:6.1} s  {name}", begun.elapsed().as_secs_f64());
@@ -268,7 +280,8 @@ mod tests {
             ENDED.fetch_add(1, Ordering::Relaxed);
         };
         let failed = |times: usize| move || vec![String::from("the emulator was killed"); times];
-        let before = |times: usize| move || [vec![String::from("KVM stopped vm1"); times], Vec::new()];
+        let within = |guests, standstills| Within { guests, standstills };
+        let before = |times: usize| move || within(vec![String::from("KVM stopped vm1"); times], Vec::new());
         assert_eq!(
             (why(attempt("a", in_the_second, failed(0), before(0), end)), runs()),
             ("in lab host 0".into(), 1)
@@ -281,11 +294,12 @@ mod tests {
         assert_eq!(ENDED.load(Ordering::Relaxed), 0);
         // One that fails in it: the lab host still runs, and another one can only be booted after it has ended.
         let in_it = |what: &str| vec![what.to_owned(); RUNS.load(Ordering::Relaxed) as usize];
-        let guests = || [in_it("KVM stopped vm1"), Vec::new()];
+        let guests = || within(in_it("KVM stopped vm1"), Vec::new());
         attempt("b", in_the_second, failed(0), guests, end).unwrap();
         assert_eq!((runs(), ENDED.load(Ordering::Relaxed)), (2, 1));
         GIVEN_UP.store(0, Ordering::Relaxed);
-        attempt("b", in_the_second, failed(0), || [Vec::new(), in_it("CPU 2 stood still")], end).unwrap_err();
+        let standstills = || within(Vec::new(), in_it("CPU 2 stood still"));
+        attempt("b", in_the_second, failed(0), standstills, end).unwrap_err();
         assert_eq!((runs(), ENDED.load(Ordering::Relaxed)), (2, 2));
         GIVEN_UP.store(0, Ordering::Relaxed);
         attempt("b", in_the_second, failed(1), before(0), end).unwrap_err();

@@ -105,7 +105,7 @@ impl Pool {
     /// Returns the version of its kernel, and how many ports had to be connected again.
     ///
     /// The lab host's kernel gets messages for each port that is connected. With QEMU 11.1 and 16 ports one of these messages is
-    /// lost at every boot, with 15 none, and the agent then waits for ever until it can write its answer to that port. (The
+    /// lost at every boot, and the agent then waits for ever until it can write its answer to that port; with 15 none is lost. (The
     /// probable cause: QEMU drops a message while the queue of 32 messages is full.) A new connection sends a new message.
     pub(crate) fn ping(&self, limit: Duration) -> Result<(String, usize)> {
         let mut ports = std::mem::take(&mut lock(&self.free).ports);

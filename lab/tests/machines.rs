@@ -253,7 +253,6 @@ fn an_emulator_that_fails_is_replaced_by_another() {
     HOST.run("true").unwrap().ok().unwrap();
 }
 
-/// A lab host that hangs cannot say what it does, but its emulator can.
 /// All CPUs at once: the emulator is stopped.
 fn cpus_that_stand_still_are_reported() {
     let emulator = Pid::from_raw(HOST.pid().cast_signed());
@@ -265,6 +264,7 @@ fn cpus_that_stand_still_are_reported() {
     assert!(reported.contains("teiji-lab: emulated CPU "), "{reported:?}");
 }
 
+/// A lab host that hangs cannot say what it does, but its emulator can.
 fn the_monitor_says_where_each_cpu_is() {
     let cpus: usize = HOST.run("nproc").unwrap().ok().unwrap().parse().unwrap();
     let said = HOST.cpus();

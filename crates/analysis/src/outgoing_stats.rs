@@ -43,12 +43,12 @@ impl OutgoingStats {
         }
     }
 
-    /// Adds a request that is not complete.
     /// See [`Series::pack`].
     pub(crate) fn pack(&mut self) {
         self.stages.iter_mut().chain([&mut self.total, &mut self.host]).for_each(Series::pack);
     }
 
+    /// Adds a request that is not complete.
     pub(crate) fn leave_out(&mut self, outcome: Outcome, exclusion: Exclusion) {
         self.left_out.add(outcome, exclusion, &mut self.counts);
     }

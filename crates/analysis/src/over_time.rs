@@ -89,13 +89,13 @@ impl OverTimeStats {
         self.largest.insert(place, burst);
     }
 
-    /// What requests and queues did, and the bursts, if there was a signal.
     /// See [`Series::pack`].
     pub(crate) fn pack(&mut self) {
         self.signals.pack();
         self.arrivals.pack();
     }
 
+    /// What requests and queues did, and the bursts, if there was a signal.
     pub(crate) fn report(self) -> (OverTime, Option<Bursts>) {
         let bursts = self.signals.depth().map(|signals| Bursts {
             signals,

@@ -71,7 +71,6 @@ impl ThreadStats {
         }
     }
 
-    /// What was found; `None` if no start was reported. `name` returns a thread's name.
     /// See [`Series::pack`].
     pub(crate) fn pack(&mut self) {
         self.wake_up
@@ -80,6 +79,7 @@ impl ThreadStats {
             .for_each(Series::pack);
     }
 
+    /// What was found; `None` if no start was reported. `name` returns a thread's name.
     pub(crate) fn report(&self, name: &dyn Fn(Thread) -> String) -> Option<ThreadsReport> {
         let role = |role: ThreadRole| {
             let mut by: Vec<(By, u64)> =

@@ -272,7 +272,8 @@ fn missed_runs_of_probes_are_told_in_a_line_if_there_are_any() {
     assert!(text.contains("missed 3 runs of probes") && text.contains("requests of that time"), "{text}");
     let text = explanation(|r| r.skipped_signals = 2);
     assert!(
-        text.contains("missed probes of 2 signals of vhost workers") && text.contains("are left out"),
+        text.contains("skipped a probe in 2 signals of vhost workers, because")
+            && text.contains("are left out"),
         "{text}"
     );
     assert!(!explanation(|_| ()).contains("missed"));

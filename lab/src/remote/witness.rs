@@ -1,4 +1,5 @@
-//! Sees whether the lab host's CPUs run: a thread on each of them, above everything else, sleeps and looks how long that took.
+//! Detects that a CPU of the lab host stands still: on each of them a thread, before all others, sleeps for 250 ms and measures how
+//! long that took.
 //!
 //! An emulated CPU that gets no real CPU stands still while the others go on. That was seen for 5 to 30 s, with two emulators that
 //! had nice values below 0 (Linux 6.18): so they have none now. A kernel reports it only after 20 s. Whatever is measured meanwhile

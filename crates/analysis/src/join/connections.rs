@@ -42,11 +42,11 @@ const MAX_CONNECTIONS: usize = 1 << 16;
 
 /// What the guest is in a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Guest {
+enum GuestRole {
     /// It is the server.
-    Serves,
+    Server,
     /// It is the client.
-    Asks,
+    Client,
     NotKnown,
 }
 
@@ -60,7 +60,7 @@ enum Phase {
 /// See the module. Sequence numbers are those of the next byte.
 #[derive(Clone)]
 struct Connection {
-    guest: Guest,
+    guest: GuestRole,
     phase: Phase,
     /// Of the SYN that opened it.
     opened: Option<u32>,
@@ -89,7 +89,8 @@ pub(super) enum Part {
     None,
     /// It begins a request.
     Begins { key: u64, validity: Validity },
-    /// It belongs to a request that has begun. `second`: the request has more than one segment from now on.
+    /// It belongs to a request that has begun, or makes it uncertain: then it may be the server's. `second`: the request has more than
+    /// one segment from now on.
     Continues { key: u64, validity: Validity, second: bool },
     /// It was sent before, and belongs to the present request if there is a key.
     Again { key: Option<u64> },
@@ -102,7 +103,7 @@ pub(super) enum Part {
 pub(super) struct Ended {
     pub(super) vm: u32,
     pub(super) key: u64,
-    pub(super) guest_asks: bool,
+    pub(super) guest_is_client: bool,
     pub(super) why: NoAnswer,
 }
 
@@ -128,10 +129,10 @@ pub(super) enum News {
 
 /// What follows from a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Heard {
+pub(super) struct SegmentOutcome {
     pub(super) part: Part,
     /// The guest is the client.
-    pub(super) guest_asks: bool,
+    pub(super) guest_is_client: bool,
     /// To be ended first.
     pub(super) ended: Option<Ended>,
     pub(super) news: Option<News>,
@@ -139,9 +140,9 @@ pub(super) struct Heard {
     pub(super) given_up: bool,
 }
 
-impl From<Part> for Heard {
-    fn from(part: Part) -> Heard {
-        Heard { part, guest_asks: false, ended: None, news: None, given_up: false }
+impl From<Part> for SegmentOutcome {
+    fn from(part: Part) -> SegmentOutcome {
+        SegmentOutcome { part, guest_is_client: false, ended: None, news: None, given_up: false }
     }
 }
 
@@ -182,58 +183,58 @@ impl Connections {
         s: &Segment,
         to_guest: bool,
         lost: &LostWindows,
-    ) -> Heard {
+    ) -> SegmentOutcome {
         let at = (vm, connection);
         let opens = s.has(Segment::SYN) && !s.has(Segment::ACK);
-        let mut heard = Heard::from(Part::None);
+        let mut outcome = SegmentOutcome::from(Part::None);
         let known = self.all.get(&at).filter(|c| !opens || c.opened == Some(s.seq)).is_some();
         if !known {
             if let Some(former) = self.all.remove(&at) {
-                heard.ended = former.unanswered(vm, NoAnswer::Closed);
+                outcome.ended = former.unanswered(vm, NoAnswer::Closed);
             }
             if s.has(Segment::RST) {
-                return heard;
+                return outcome;
             }
             let new = Connection::new(now, s, to_guest, opens);
-            heard.news = Some(News::Seen { client: new.guest != Guest::NotKnown });
+            outcome.news = Some(News::Seen { client: new.guest != GuestRole::NotKnown });
             if let Some(((vm, _), evicted)) = self.all.insert(at, new, now) {
-                heard.ended = evicted.unanswered(vm, NoAnswer::Evicted);
-                heard.given_up = heard.ended.is_none();
+                outcome.ended = evicted.unanswered(vm, NoAnswer::Evicted);
+                outcome.given_up = outcome.ended.is_none();
             }
         }
         self.all.touch(&at, now);
-        let Some(c) = self.all.get_mut(&at) else { return heard };
-        heard.guest_asks = c.guest == Guest::Asks;
-        let of_client = to_guest != heard.guest_asks;
+        let Some(c) = self.all.get_mut(&at) else { return outcome };
+        outcome.guest_is_client = c.guest == GuestRole::Client;
+        let of_client = to_guest != outcome.guest_is_client;
         if s.has(Segment::RST) {
             if c.resets(s, of_client) {
-                heard.ended = c.unanswered(vm, NoAnswer::Closed);
+                outcome.ended = c.unanswered(vm, NoAnswer::Closed);
                 self.all.remove(&at);
             }
-            return heard;
+            return outcome;
         }
-        if c.guest != Guest::NotKnown {
+        if c.guest != GuestRole::NotKnown {
             let was = c.interleaved;
             if of_client {
                 let next = self.keys + 1;
-                c.of_client(now, vm, s, next, lost, &mut heard);
-                self.keys += u64::from(matches!(heard.part, Part::Begins { .. }));
+                c.of_client(now, vm, s, next, lost, &mut outcome);
+                self.keys += u64::from(matches!(outcome.part, Part::Begins { .. }));
             } else {
-                c.of_server(vm, s, &mut heard);
+                c.of_server(vm, s, &mut outcome);
             }
             if c.interleaved && !was {
-                heard.news = Some(News::Interleaved);
+                outcome.news = Some(News::Interleaved);
             }
         }
         c.last = now;
-        heard
+        outcome
     }
 }
 
 impl Connections {
     /// The request that is open on a connection, if the payload of a segment to the guest belongs to it.
     pub(super) fn request_of(&self, vm: u32, connection: u64, s: &Segment) -> Option<u64> {
-        let asked = |c: &&Connection| c.phase == Phase::Asked && c.guest == Guest::Serves;
+        let asked = |c: &&Connection| c.phase == Phase::Asked && c.guest == GuestRole::Server;
         let c = self.all.get(&(vm, connection)).filter(asked)?;
         let (_, end, _) = extent(s);
         (s.payload > 0 && after(end, c.from)).then_some(c.request)
@@ -245,11 +246,11 @@ impl Connection {
     fn new(now: u64, s: &Segment, to_guest: bool, opens: bool) -> Connection {
         let port = (s.has(Segment::PORT_OF_GUEST), s.has(Segment::PORT_OF_OTHER));
         let guest = match (s.has(Segment::SYN), port) {
-            (true, _) if opens == to_guest => Guest::Serves,
-            (true, _) => Guest::Asks,
-            (false, (true, false)) => Guest::Serves,
-            (false, (false, true)) => Guest::Asks,
-            (false, _) => Guest::NotKnown,
+            (true, _) if opens == to_guest => GuestRole::Server,
+            (true, _) => GuestRole::Client,
+            (false, (true, false)) => GuestRole::Server,
+            (false, (false, true)) => GuestRole::Client,
+            (false, _) => GuestRole::NotKnown,
         };
         Connection {
             guest,
@@ -270,8 +271,8 @@ impl Connection {
 
     /// Its request that is not answered yet.
     fn unanswered(&self, vm: u32, why: NoAnswer) -> Option<Ended> {
-        let guest_asks = self.guest == Guest::Asks;
-        (self.phase == Phase::Asked).then_some(Ended { vm, key: self.request, guest_asks, why })
+        let guest_is_client = self.guest == GuestRole::Client;
+        (self.phase == Phase::Asked).then_some(Ended { vm, key: self.request, guest_is_client, why })
     }
 
     /// Whether a RST is one that the other side accepts: that of an active reset has the next sequence number, that of an
@@ -283,13 +284,21 @@ impl Connection {
             || expected.into_iter().flatten().any(|n| s.seq == n || s.seq.wrapping_add(ended) == n)
     }
 
-    fn of_client(&mut self, now: u64, vm: u32, s: &Segment, key: u64, lost: &LostWindows, heard: &mut Heard) {
+    fn of_client(
+        &mut self,
+        now: u64,
+        vm: u32,
+        s: &Segment,
+        key: u64,
+        lost: &LostWindows,
+        outcome: &mut SegmentOutcome,
+    ) {
         let (begin, end, next) = extent(s);
         let opens = s.has(Segment::SYN);
         let Some(expected) = self.client.filter(|_| self.phase != Phase::NotKnown || opens) else {
             self.client = Some(later(next, self.client));
             if opens && s.payload > 0 {
-                heard.part = self.begin(key, begin, Validity::Valid);
+                outcome.part = self.begin(key, begin, Validity::Valid);
             }
             return;
         };
@@ -302,7 +311,7 @@ impl Connection {
             return;
         }
         if !after(end, expected) {
-            heard.part = self.again(begin, end);
+            outcome.part = self.again(begin, end);
             self.client = Some(later(next, self.client));
             return;
         }
@@ -319,11 +328,11 @@ impl Connection {
         self.client = Some(next);
         if self.phase == Phase::Asked && !missed {
             let second = !std::mem::replace(&mut self.several, true);
-            heard.part = Part::Continues { key: self.request, validity, second };
+            outcome.part = Part::Continues { key: self.request, validity, second };
             return;
         }
         // The client has received an answer of which nothing was seen.
-        heard.ended = self.unanswered(vm, NoAnswer::Missed);
+        outcome.ended = self.unanswered(vm, NoAnswer::Missed);
         let received_all = |server: u32| !after(server.wrapping_sub(self.server_ended.into()), s.ack);
         let at_rest = self.acknowledged == Some(expected) && self.server.is_some_and(received_all);
         let validity = if self.interleaved {
@@ -336,7 +345,7 @@ impl Connection {
             self.interleaved = true;
             Validity::ambiguous(Reason::Interleaved)
         };
-        heard.part = self.begin(key, expected, validity);
+        outcome.part = self.begin(key, expected, validity);
     }
 
     fn begin(&mut self, key: u64, from: u32, validity: Validity) -> Part {
@@ -363,7 +372,7 @@ impl Connection {
         Part::Again { key: of_request.then_some(self.request) }
     }
 
-    fn of_server(&mut self, vm: u32, s: &Segment, heard: &mut Heard) {
+    fn of_server(&mut self, vm: u32, s: &Segment, outcome: &mut SegmentOutcome) {
         let (begin, end, next) = extent(s);
         let expected = self.server.unwrap_or(begin);
         if s.has(Segment::ACK) {
@@ -387,7 +396,7 @@ impl Connection {
                 if !(self.interleaved || received) {
                     self.interleaved = true;
                     let validity = Validity::ambiguous(Reason::Interleaved);
-                    heard.part = Part::Continues { key: self.request, validity, second: false };
+                    outcome.part = Part::Continues { key: self.request, validity, second: false };
                     return;
                 }
                 self.phase = Phase::AtRest;
@@ -396,10 +405,10 @@ impl Connection {
                 } else {
                     Validity::Valid
                 };
-                heard.part = Part::Answers { key: self.request, validity };
+                outcome.part = Part::Answers { key: self.request, validity };
             }
             Phase::Asked if s.has(Segment::FIN) => {
-                heard.ended = self.unanswered(vm, NoAnswer::Closed);
+                outcome.ended = self.unanswered(vm, NoAnswer::Closed);
                 self.phase = Phase::AtRest;
             }
             Phase::Asked => {}

@@ -112,8 +112,8 @@ pub fn lost(report: &Report) -> Vec<String> {
     }
     if report.skipped_signals > 0 {
         let text = format!(
-            "missed probes of {} of vhost workers, for the same reason; requests whose packets they delivered are left out: \
-             {remedy}",
+            "the kernel skipped a probe in {} of vhost workers, because the same probe was running on that CPU; requests \
+             whose packets they delivered are left out: {remedy}",
             count(report.skipped_signals, "signal")
         );
         lines.extend(wrap(&text, WIDTH));

@@ -14,20 +14,20 @@ struct Told {
     lost: LostWindows,
     now: u64,
     /// The guest is the client; otherwise it is the server.
-    guest_asks: bool,
+    guest_is_client: bool,
 }
 
 impl Told {
     fn new() -> Told {
         let connections = Connections::new(Seeded::new(1));
-        Told { connections, lost: LostWindows::default(), now: 0, guest_asks: false }
+        Told { connections, lost: LostWindows::default(), now: 0, guest_is_client: false }
     }
 
     /// A segment of the client, or of the server.
-    fn flags(&mut self, of_client: bool, seq: u32, ack: u32, payload: u16, flags: u8) -> Heard {
+    fn flags(&mut self, of_client: bool, seq: u32, ack: u32, payload: u16, flags: u8) -> SegmentOutcome {
         self.now += 1_000_000;
         let s = Segment { seq, ack, payload, flags };
-        self.connections.segment(self.now, (0, 7), &s, of_client != self.guest_asks, &self.lost)
+        self.connections.segment(self.now, (0, 7), &s, of_client != self.guest_is_client, &self.lost)
     }
 
     /// A segment of the client.
@@ -68,7 +68,7 @@ fn a_request_that_was_lost_before_the_host_begins_with_its_copy() {
 
 /// The first request to the guest.
 fn no_answer(why: NoAnswer) -> Ended {
-    Ended { vm: 0, key: 1, guest_asks: false, why }
+    Ended { vm: 0, key: 1, guest_is_client: false, why }
 }
 
 fn begins(key: u64) -> Part {
@@ -161,9 +161,9 @@ fn sides_that_do_not_take_turns_are_found_out() {
         [t.asks(101, 201, 10), t.says(201, 111, 10), t.says(211, 111, 10)][..2],
         [begins(1), answers(1)]
     );
-    let heard = t.flags(true, 111, 211, 10, ACK);
-    assert_eq!(heard.part, Part::Begins { key: 2, validity: interleaved() });
-    assert_eq!(heard.news, Some(News::Interleaved));
+    let outcome = t.flags(true, 111, 211, 10, ACK);
+    assert_eq!(outcome.part, Part::Begins { key: 2, validity: interleaved() });
+    assert_eq!(outcome.news, Some(News::Interleaved));
     // From then on nothing is certain: this may answer what the first or the second answer left out.
     assert_eq!(t.says(221, 121, 10), answers(2));
     assert_eq!(t.asks(121, 231, 10), Part::Begins { key: 3, validity: interleaved() });
@@ -204,7 +204,7 @@ fn a_connection_ends_with_its_request() {
     // The answer is all that the server says.
     let mut t = Told::open();
     assert_eq!(t.asks(101, 201, 10), begins(1));
-    assert_eq!(t.flags(false, 201, 111, 10, ACK | FIN), Heard::from(answers(1)));
+    assert_eq!(t.flags(false, 201, 111, 10, ACK | FIN), SegmentOutcome::from(answers(1)));
     // A request that crosses the server's end.
     assert_eq!(t.asks(111, 211, 10), begins(2));
 }
@@ -231,23 +231,23 @@ fn a_connection_that_was_open_is_followed_once_it_is_at_rest() {
 #[test]
 fn what_the_guest_asks_is_told_from_what_it_is_asked() {
     let mut t = Told::new();
-    t.guest_asks = true;
+    t.guest_is_client = true;
     t.flags(true, 100, 0, 0, SYN);
     t.flags(false, 200, 101, 0, SYN | ACK);
     t.asks(101, 201, 0);
     let asked = t.flags(true, 101, 201, 10, ACK);
-    assert!(asked.guest_asks && asked.part == begins(1), "{asked:?}");
+    assert!(asked.guest_is_client && asked.part == begins(1), "{asked:?}");
     assert_eq!(t.asks(101, 201, 10), Part::Again { key: Some(1) });
     assert_eq!(t.asks(111, 201, 5), Part::Continues { key: 1, validity: Validity::Valid, second: true });
     let to_guest = Segment { seq: 201, ack: 0, payload: 10, flags: ACK };
     assert_eq!(t.connections.request_of(0, 7, &to_guest), None);
     let answered = t.flags(false, 201, 116, 10, ACK);
-    assert!(answered.guest_asks && answered.part == answers(1), "{answered:?}");
+    assert!(answered.guest_is_client && answered.part == answers(1), "{answered:?}");
     assert_eq!(t.asks(116, 211, 10), begins(2));
     let closed = t.flags(false, 211, 126, 0, RST | ACK).ended;
-    assert_eq!(closed, Some(Ended { vm: 0, key: 2, guest_asks: true, why: NoAnswer::Closed }));
+    assert_eq!(closed, Some(Ended { vm: 0, key: 2, guest_is_client: true, why: NoAnswer::Closed }));
     // Its ports are used again, for a request to it.
-    t.guest_asks = false;
+    t.guest_is_client = false;
     t.flags(true, 900, 0, 0, SYN);
     t.flags(false, 700, 901, 0, SYN | ACK);
     assert_eq!([t.asks(901, 701, 10), t.says(701, 911, 10)], [begins(3), answers(3)]);
@@ -269,9 +269,9 @@ fn segments_that_were_not_seen_are_missed() {
     // The whole answer was not seen.
     let mut t = Told::open();
     t.asks(101, 201, 10);
-    let heard = t.flags(true, 111, 251, 10, ACK);
-    assert_eq!(heard.ended, Some(no_answer(NoAnswer::Missed)));
-    assert_eq!(heard.part, Part::Begins { key: 2, validity: missing() });
+    let outcome = t.flags(true, 111, 251, 10, ACK);
+    assert_eq!(outcome.ended, Some(no_answer(NoAnswer::Missed)));
+    assert_eq!(outcome.part, Part::Begins { key: 2, validity: missing() });
     assert_eq!(t.says(251, 121, 10), Part::Answers { key: 2, validity: missing() });
     assert_eq!(t.asks(121, 261, 10), begins(3), "then all is known again");
     // What the server acknowledged was not seen because events were lost: no fault of the client.
@@ -293,9 +293,9 @@ fn connections_are_bounded() {
     let s = Segment { seq: 1, ack: 0, payload: 0, flags: SYN };
     let (mut ended, mut given_up) = (Vec::new(), 0);
     for other in 0..2 * MAX_CONNECTIONS as u64 {
-        let heard = t.connections.segment(t.now, (0, 1000 + other), &s, true, &t.lost);
-        ended.extend(heard.ended);
-        given_up += usize::from(heard.given_up);
+        let outcome = t.connections.segment(t.now, (0, 1000 + other), &s, true, &t.lost);
+        ended.extend(outcome.ended);
+        given_up += usize::from(outcome.given_up);
     }
     assert_eq!(ended, [no_answer(NoAnswer::Evicted)]);
     assert_eq!(given_up, MAX_CONNECTIONS, "those without a request are counted, too");
@@ -333,10 +333,10 @@ proptest! {
     /// first segment of each.
     #[test]
     fn each_turn_is_one_request(
-        guest_asks: bool, client: u32, server: u32, turns in prop::collection::vec(turn(), 1..8),
+        guest_is_client: bool, client: u32, server: u32, turns in prop::collection::vec(turn(), 1..8),
     ) {
         let mut t = Told::new();
-        t.guest_asks = guest_asks;
+        t.guest_is_client = guest_is_client;
         t.flags(true, client, 0, 0, SYN);
         t.flags(false, server, client.wrapping_add(1), 0, SYN | ACK);
         let (mut c, mut s) = (client.wrapping_add(1), server.wrapping_add(1));
@@ -378,12 +378,12 @@ proptest! {
         let mut t = Told::new();
         let mut open = std::collections::HashSet::new();
         for (to_guest, seq, ack, payload, flags) in segments {
-            let heard = t.flags(to_guest, seq.wrapping_sub(20), ack.wrapping_sub(20), payload, flags);
-            if let Some(Ended { key, .. }) = heard.ended {
+            let outcome = t.flags(to_guest, seq.wrapping_sub(20), ack.wrapping_sub(20), payload, flags);
+            if let Some(Ended { key, .. }) = outcome.ended {
                 prop_assert!(open.remove(&key));
             }
-            let of_client = to_guest != heard.guest_asks;
-            match heard.part {
+            let of_client = to_guest != outcome.guest_is_client;
+            match outcome.part {
                 Part::Begins { key, .. } => prop_assert!(of_client && open.insert(key) && open.len() == 1),
                 Part::Answers { key, .. } => prop_assert!(!of_client && open.remove(&key)),
                 Part::Continues { key, .. } | Part::Again { key: Some(key) } => prop_assert!(open.contains(&key)),

@@ -1,15 +1,16 @@
 //! Requests of TCP: what [`Connections`](crate::join::connections) makes of segments becomes requests, copies and answers.
 
 use super::{CopyId, RequestTable};
-use crate::join::connections::{Ended, Heard, News, NoAnswer, Part};
+use crate::join::connections::{Ended, News, NoAnswer, Part, SegmentOutcome};
 use crate::join::{Common, Exclusion, Validity};
 use teiji_model::event::{Match, Role, Segment};
 use teiji_model::report::Reason;
 
 impl RequestTable {
-    /// What a packet to the guest, or from it, is to requests: itself; or, of a segment, the request or the answer that it begins,
-    /// and whether that is certain. To be called once for each packet. `packet`: whether it can be followed.
-    pub(in crate::join) fn part_in_requests(
+    /// Takes a packet to the guest, or from it: a segment of TCP advances its connection, which may end and mark requests. Returns the
+    /// packet's part in requests: its own match; or, of a segment, the request or the answer that it begins, and whether that is
+    /// certain. To be called once for each packet. `packet`: whether it can be followed.
+    pub(in crate::join) fn advance_connection(
         &mut self,
         now: u64,
         vm: u32,
@@ -37,10 +38,10 @@ impl RequestTable {
         packet: Validity,
         c: &mut Common,
     ) -> Option<(u64, Role, Validity)> {
-        let Heard { part, guest_asks, ended, news, given_up } =
+        let SegmentOutcome { part, guest_is_client, ended, news, given_up } =
             self.connections.segment(now, (vm, connection), s, to_guest, &c.lost);
-        if let Some(Ended { vm, key, guest_asks, why }) = ended {
-            if guest_asks {
+        if let Some(Ended { vm, key, guest_is_client, why }) = ended {
+            if guest_is_client {
                 self.outgoing.ends_unanswered(vm, key, why, c);
             } else {
                 self.ends_unanswered(vm, key, why, c);
@@ -59,15 +60,15 @@ impl RequestTable {
         match part {
             Part::None => None,
             Part::Begins { key, validity } => {
-                stats.connections.segments += u64::from(!guest_asks);
+                stats.connections.segments += u64::from(!guest_is_client);
                 Some((key, Role::Request, validity))
             }
             Part::Answers { key, validity } => Some((key, Role::Final, validity)),
-            Part::Continues { key, validity, .. } if guest_asks => {
+            Part::Continues { key, validity, .. } if guest_is_client => {
                 self.outgoing.continues(vm, key, validity);
                 None
             }
-            Part::Again { key } if guest_asks => {
+            Part::Again { key } if guest_is_client => {
                 self.outgoing.segment_again(vm, key, c);
                 None
             }
