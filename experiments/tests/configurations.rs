@@ -27,6 +27,7 @@ fn main() -> ExitCode {
         data_planes::interrupts_of_a_disk_are_not_taken_for_those_of_the_tap,
         data_planes::macvtaps_are_followed,
         data_planes::taps_with_napi_are_followed,
+        data_planes::what_vhost_discards_is_dropped_at_the_tap,
     ];
     harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))
 }

@@ -1,16 +1,26 @@
 //! Guests whose NIC is not an ordinary tap with vhost-net: taps that the VMM serves, macvtaps, taps with NAPI.
 
 use super::{LAB, guest};
+use teiji_experiments::load;
 use teiji_experiments::path::accuracy::{self, Agreement, CASES};
-use teiji_experiments::path::{Extent, SHORT, late};
-use teiji_experiments::tracing::Lab;
+use teiji_experiments::path::{Extent, SHORT, agrees, excused, late, only, unseen};
+use teiji_experiments::tracing::{Lab, Trace};
 use teiji_lab::harness::Shared;
 use teiji_lab::{Child, Guest, GuestSpec};
 use teiji_model::event::{Event, EventKind, Point};
+use teiji_model::report::Reason;
 
 /// A guest whose tap is served by QEMU's own process.
 static SERVED: Shared<(Guest<'static>, Child)> = Shared::new("the guest served without vhost", || {
     guest(&LAB, &GuestSpec { vhost: false, ..GuestSpec::named("served") })
+});
+
+/// A guest whose tap has NAPI, and whose buffers for received packets hold one frame of 1,500 bytes each.
+static NAPI: Shared<(Guest<'static>, Child)> = Shared::new("the guest with NAPI on its tap", || {
+    let off = ["mrg_rxbuf", "guest_tso4", "guest_tso6", "guest_ecn", "guest_ufo", "guest_uso4", "guest_uso6"];
+    let global = |name: &str| ["-global".to_owned(), format!("virtio-net-device.{name}=off")];
+    let qemu_args = off.into_iter().flat_map(global).collect();
+    guest(&LAB, &GuestSpec { napi: true, qemu_args, ..GuestSpec::named("napi") })
 });
 
 /// All answered requests, but for one in a hundred, are followed, with the times of the captures around them.
@@ -69,7 +79,7 @@ pub fn macvtaps_are_followed() {
 /// With IFF_NAPI the tun driver queues the guest's frames, and a softirq passes them on to the host's stack.
 pub fn taps_with_napi_are_followed() {
     let lab: &Lab = &LAB;
-    let (guest, server) = guest(lab, &GuestSpec { napi: true, ..GuestSpec::named("napi") });
+    let guest = &NAPI.0;
     let flags =
         lab.host.run(&format!("cat /sys/class/net/{}/tun_flags", guest.taps()[0])).unwrap().ok().unwrap();
     let flags = u32::from_str_radix(flags.trim().trim_start_matches("0x"), 16).unwrap();
@@ -80,7 +90,7 @@ pub fn taps_with_napi_are_followed() {
         guest.taps()[0]
     );
     lab.host.run(&count).unwrap().ok().unwrap();
-    let agreement = accuracy::run(lab, &guest, &CASES[0], &SHORT).unwrap();
+    let agreement = accuracy::run(lab, guest, &CASES[0], &SHORT).unwrap();
     let polled = format!("echo 0 >{polls}/enable; grep -c napi_poll: /sys/kernel/tracing/trace");
     let polled: usize = lab.host.run(&polled).unwrap().text().trim().parse().unwrap();
     followed(&agreement, SHORT.requests, false);
@@ -93,5 +103,43 @@ pub fn taps_with_napi_are_followed() {
     };
     let frames: Vec<bool> = late::events(&recording).unwrap().iter().filter_map(frame).collect();
     assert!(frames.len() >= agreement.matched && !frames.contains(&true), "{} frames", frames.len());
-    drop(server);
+}
+
+/// The network lets larger frames through than the guest has buffers for. vhost takes them off the tap and discards them, which
+/// no counter of the kernel shows.
+pub fn what_vhost_discards_is_dropped_at_the_tap() {
+    let (lab, guest): (&Lab, _) = (&LAB, &NAPI.0);
+    let tap = &guest.taps()[0];
+    let mtu = |bytes: u32| {
+        let set = format!(
+            "for d in {tap} uplink0 br0; do ip link set $d mtu {bytes}; done; ip -n peer link set eth0 mtu {bytes}"
+        );
+        lab.host.run(&set).unwrap().ok().unwrap();
+    };
+    mtu(9000);
+    let trace = Trace::start(lab, "discards", &format!("--vm napi {}", CASES[0].arguments), true).unwrap();
+    let large = format!(
+        "ip netns exec peer teiji-lab udp-load --to {}:{} --rate 10 --count 40 --size 4000 --linger 1 --json",
+        guest.ip(),
+        load::ECHO_PORT
+    );
+    let large = lab.host.spawn(&large).unwrap();
+    let small = load::echo(&lab.host, guest, 50.0, 250).unwrap();
+    let large = load::figures(&large.wait().unwrap().ok().unwrap()).unwrap();
+    let traced = trace.stop().unwrap();
+    mtu(1500);
+    let vm = only(&traced.report).unwrap();
+    eprintln!("{small:?} {large:?} {:?} {:?}", vm.requests, vm.left_out);
+    assert_eq!((large.sent, large.received), (40, 0));
+    let excused = excused(&traced).unwrap();
+    agrees("seen", vm.requests.seen, small.sent + large.sent, unseen(&traced).unwrap()).unwrap();
+    agrees("complete", vm.requests.complete, small.answered(), excused).unwrap();
+    agrees("dropped", vm.left_out_for(Reason::DroppedIn), large.sent, excused).unwrap();
+    let dropped: Vec<_> = vm.left_out.iter().filter(|l| l.reason == Reason::DroppedIn).collect();
+    assert!(
+        dropped.iter().all(|l| l.explanation.contains("at tun_") && l.explanation.contains(tap)),
+        "{dropped:?}"
+    );
+    // A packet that was discarded is none whose signal was skipped.
+    assert_eq!(vm.left_out_for(Reason::NoAnswer), 0, "{:?}", vm.left_out);
 }
