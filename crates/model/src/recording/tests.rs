@@ -433,7 +433,7 @@ fn what_is_written_has_not_changed_without_a_new_version() {
     let counters =
         Counters { ended: 9, events: 7, lost: vec![0, 4], missed: 3, unidentified: 1, vanished: vec![7] };
     let file = w.finish(&counters).unwrap();
-    let kept: &[u8] = include_bytes!("data/version-5.teiji");
+    let kept: &[u8] = include_bytes!("data/version-6.teiji");
     assert_eq!(kept[8..10], VERSION.to_le_bytes(), "keep a file of the new version");
     assert!(file == kept, "version {VERSION} is no longer written as it was: {}", hex(&file));
 }
