@@ -274,48 +274,25 @@ fn greatest_by(vm: &VmReport, s: &Situation, fluctuation: bool) -> bool {
     wanted > 0.0 && wanted >= greatest(&[Stage::VcpuWake, Stage::TapQueue, Stage::VhostTx], &|_| true)
 }
 
-/// What a part of a stage, or a whole stage, has of the fluctuation, of the median (ns), and of all time.
-fn measures(vm: &VmReport, stage: Stage, state: Option<ThreadState>) -> Option<[f64; 3]> {
-    let of_stage = vm.stages.iter().find(|r| r.stage == stage)?;
-    let Some(state) = state else {
-        // What the thread did is not known: what is in no part.
-        let rest = |whole: f64, part: &dyn Fn(&PartReport) -> f64| {
-            whole - of_stage.parts.iter().map(part).sum::<f64>()
-        };
-        return Some([
-            rest(of_stage.fluctuation_share, &|p| p.fluctuation_share),
-            rest(of_stage.dist.p50 as f64, &|p| p.p50 as f64),
-            rest(of_stage.time_share, &|p| p.time_share),
-        ]);
-    };
-    let part = of_stage.parts.iter().find(|p| p.state == state)?;
-    Some([part.fluctuation_share, part.p50 as f64, part.time_share])
-}
-
-/// Whether what `named` has by one of the measures is at least what the situation's part has.
-fn at_least(vm: &VmReport, s: &Situation, named: &[(Stage, Option<ThreadState>)], measure: usize) -> bool {
-    let of = |&(stage, state): &(Stage, Option<ThreadState>)| measures(vm, stage, state).map(|m| m[measure]);
-    let wanted: Vec<_> = s.stages.iter().map(|&stage| (stage, Some(s.state))).collect();
-    named.iter().filter_map(of).sum::<f64>() >= wanted.iter().filter_map(of).fold(0.0, f64::max)
-}
-
-const FLUCTUATION: usize = 0;
-const MEDIAN: usize = 1;
-const TIME: usize = 2;
-
-/// Whether the parts that the verdict names are at least as great as the situation's part, by the verdict's measure. That of a
-/// steady response time is between median and mean.
+/// Whether the parts that the verdict names are at least as great as the situation's part, by the verdict's measure.
 fn greater_is_named(vm: &VmReport, s: &Situation, named: &[(Stage, Option<ThreadState>)]) -> bool {
-    match vm.verdict.fluctuation {
-        true => at_least(vm, s, named, FLUCTUATION),
-        false => at_least(vm, s, named, MEDIAN) || at_least(vm, s, named, TIME),
-    }
+    let fluctuation = vm.verdict.fluctuation;
+    let measure = |stage: Stage, state: Option<ThreadState>| {
+        let of_stage = vm.stages.iter().find(|r| r.stage == stage)?;
+        let part = of_stage.parts.iter().find(|p| Some(p.state) == state);
+        Some(match (part, fluctuation) {
+            (Some(p), true) => p.fluctuation_share,
+            (Some(p), false) => p.p50 as f64,
+            (None, true) => of_stage.fluctuation_share,
+            (None, false) => of_stage.dist.p50 as f64,
+        })
+    };
+    let wanted = s.stages.iter().filter_map(|&stage| measure(stage, Some(s.state))).fold(0.0, f64::max);
+    named.iter().filter_map(|&(stage, state)| measure(stage, state)).sum::<f64>() >= wanted
 }
 
-/// Whether the verdict may name these parts instead of the situation's: the guest's, as no part of the host's is greater; or, of a
-/// steady response time, parts each of which took more time in all, though less in most requests: other work of this machine
-/// stops the vhost worker in every third request. By another measure than the one by which the situation's part is the
-/// greatest, other parts may be greater.
+/// Whether the verdict may name these parts instead of the situation's: only the guest's, as no part of the host's is greater.
+/// By another measure than the one by which the situation's part is the greatest, other parts may be greater.
 fn may_be_named(
     vm: &VmReport,
     s: &Situation,
@@ -325,9 +302,7 @@ fn may_be_named(
     let by_the_verdicts_measure =
         greatest == Some(Greatest::AsJudged) && (!vm.verdict.fluctuation || s.state == ThreadState::Ready);
     let of_guest = !named.is_empty() && named.iter().all(|(stage, _)| *stage == Stage::Guest);
-    let of_more_time = !vm.verdict.fluctuation
-        && named.first().is_some_and(|first| at_least(vm, s, std::slice::from_ref(first), TIME));
-    of_guest || of_more_time || !by_the_verdicts_measure
+    of_guest || !by_the_verdicts_measure
 }
 
 /// Induces a situation and reads teiji's verdict, with an echo server in a guest that [`load::placed`] describes.
@@ -515,38 +490,6 @@ mod tests {
         // The wake-up of an idle guest is judged by its median, also where the verdict is about fluctuation.
         let idle = SITUATIONS.iter().find(|s| s.state == ThreadState::Asleep).unwrap();
         assert!(may_be_named(&vm, idle, Some(Greatest::AsJudged), &[bridge]));
-    }
-
-    /// As measured on a busy machine.
-    #[test]
-    fn what_took_more_time_may_be_named_for_a_steady_response_time() {
-        let idle = SITUATIONS.iter().find(|s| s.state == ThreadState::Asleep).unwrap();
-        let mut vm = blames_the_guest(0.0);
-        vm.verdict.fluctuation = false;
-        let part =
-            |state, p50, time_share| PartReport { state, mean: 0.0, p50, time_share, fluctuation_share: 0.2 };
-        let stage = |stage, p50, time_share, parts: &[PartReport]| StageReport {
-            stage,
-            dist: Dist { count: 200, p50, ..Dist::default() },
-            time_share,
-            fluctuation_share: 0.4,
-            parts: parts.to_vec(),
-        };
-        let (asleep, run) =
-            (part(ThreadState::Asleep, 425_983, 0.136), part(ThreadState::Run, 190_463, 0.208));
-        vm.stages = vec![
-            stage(Stage::TapQueue, 2_539_519, 0.347, &[asleep, run]),
-            stage(Stage::VcpuWake, 634_879, 0.171, &[part(ThreadState::Asleep, 561_151, 0.143)]),
-        ];
-        assert_eq!(greatest_of_host(&vm, idle), Some(Greatest::AsJudged));
-        let accepted = |named: (Stage, Option<ThreadState>)| {
-            let named = [named];
-            may_be_named(&vm, idle, Some(Greatest::AsJudged), &named) && greater_is_named(&vm, idle, &named)
-        };
-        assert!(accepted((Stage::TapQueue, Some(ThreadState::Run))));
-        assert!(!accepted((Stage::TapQueue, Some(ThreadState::Asleep))));
-        // Of almost all time it is known what the worker did, though not by the medians.
-        assert!(!accepted((Stage::TapQueue, None)));
     }
 
     #[test]

@@ -198,15 +198,15 @@ fn the_part_of_the_path_that_is_slow_in_the_guest_is_shown() {
     vm1().run(&format!("{server}; taskset -cp 1 $pid; renice -n 10 $pid")).unwrap().ok().unwrap();
     let hogs = vm1().spawn("exec teiji-lab hog --cpu 1 --threads 3").unwrap();
     hogs.wait_for("busy", START).unwrap();
-    let busy = traced("busy", TRACE, || load::echo(&LAB.host, vm1(), 20.0, 100).unwrap()).0;
+    let (busy, called) = traced("busy", TRACE, || load::echo(&LAB.host, vm1(), 20.0, 200).unwrap());
     hogs.kill().unwrap();
     vm1().run(&format!("{server}; taskset -cp 0,1 $pid; renice -n 0 $pid")).unwrap().ok().unwrap();
-    let ((_, before), (_, after)) = (inside(&quiet.report), inside(&busy.report));
+    let ((_, before), (vm, after)) = (inside(&quiet.report), inside(&busy.report));
+    agrees("complete", vm.requests.complete, called.answered(), excused(&busy).unwrap()).unwrap();
     let medians = |inside: &Inside| inside.parts.iter().map(|p| p.dist.p50).collect::<Vec<_>>();
     eprintln!("{:?} ns, beside busy loops {:?}", medians(before), medians(after));
-    // The server gets a CPU for 3 % of the time: nearly all requests wait behind the loops. With the lowest priority it would
-    // answer nothing on a busy machine.
-    assert!(after.divided >= 50 && share(after, GuestPart::SocketWait) > 0.5, "{after:?}");
+    // The server gets a CPU for 3 % of the time: nearly all requests wait behind the loops. On a busy machine it answers few of them.
+    assert!(after.divided >= 20 && share(after, GuestPart::SocketWait) > 0.5, "{after:?}");
     let waits = |inside: &Inside| medians(inside)[GuestPart::SocketWait as usize];
     assert!(waits(after) > 10 * waits(before), "{} to {} ns", waits(before), waits(after));
 }

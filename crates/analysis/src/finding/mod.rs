@@ -49,7 +49,7 @@ use crate::threads::Thread;
 use std::collections::BTreeMap;
 use teiji_model::finding::{Cause, Confidence, Evidence, Finding, PolicyChange, Preemptor, Remedy};
 use teiji_model::reason::Blame;
-use teiji_model::report::{Dist, PartReport, RequestCounts, StageReport};
+use teiji_model::report::{Dist, RequestCounts, StageReport};
 use teiji_model::stage::{Actor, Stage, ThreadState as State};
 use teiji_model::text::percent;
 
@@ -255,18 +255,20 @@ pub(crate) fn candidates(stages: &[StageReport], guest: &[GuestCell], fluctuatio
             }
             continue;
         }
-        let typical_time = typical_times(s);
         for p in &s.parts {
             let part = Evidence {
                 stage: s.stage,
                 part: None,
                 state: Some(p.state),
-                share: if fluctuation { p.fluctuation_share } else { typical_time(p) / sum },
+                share: if fluctuation { p.fluctuation_share } else { p.p50 as f64 / sum },
                 time_share: p.time_share,
                 fluctuation_share: p.fluctuation_share,
                 length: Some(p.mean.max(p.p50 as f64) as u64),
             };
             less(part, rule(s.stage, Some(p.state)));
+        }
+        if !fluctuation {
+            rest.share = typical_rest(s) / sum;
         }
         add(rest, rule(s.stage, None));
     }
@@ -282,13 +284,14 @@ fn medians(s: &StageReport) -> f64 {
     s.parts.iter().map(|p| p.p50 as f64).sum()
 }
 
-/// The time of a stage's part in a typical request, ns: its median, and its part of what the medians of the parts lack to the
-/// median of the stage. If the thread is in one state in some requests, and in another in others, each state's median may be
-/// near 0, and the stage's is not: this time is divided as all time is, that without a known state included.
-fn typical_times(s: &StageReport) -> impl Fn(&PartReport) -> f64 {
-    let mean = s.parts.iter().map(|p| p.mean).sum::<f64>().max(s.dist.mean).max(1.0);
-    let lacking = (s.dist.p50 as f64 - medians(s)).max(0.0);
-    move |p| p.p50 as f64 + lacking * p.mean / mean
+/// The time of a stage in a typical request of which no state of its thread is known, ns. It is no more than the medians of the
+/// parts lack to the median of the stage; nor than its part of all time, as the medians of parts do not add up to the stage's: if
+/// the thread is in one state in some requests, and in another in others, each state's median may be near 0.
+fn typical_rest(s: &StageReport) -> f64 {
+    let typical = (s.dist.p50 as f64).max(medians(s));
+    let seen = s.parts.iter().map(|p| p.mean).sum::<f64>();
+    let unseen = (1.0 - seen / s.dist.mean.max(1.0)).clamp(0.0, 1.0);
+    (typical - medians(s)).min(typical * unseen)
 }
 
 /// The finding of a candidate.

@@ -137,13 +137,17 @@ fn a_thread_that_is_in_one_state_or_another_was_seen() {
     medians(&mut c, Stage::VcpuWake, 634_879, &[(Asleep, 561_151)]);
     medians(&mut c, Stage::Guest, 1_048_575, &[(Guest, 745_471)]);
     let v = verdict(&c, &[]);
-    assert_eq!((v.stage, v.state), (Some(Stage::TapQueue), Some(Run)), "{}", v.headline);
-    // 190 µs, and 62 % of the 1,923 µs that the medians of the parts lack.
-    assert!((v.share - 1_380.0 / 4_223.0).abs() < 0.01, "{}", v.share);
-    // If the worker always does the same, a request in which it did something else for long changes little.
-    medians(&mut c, Stage::TapQueue, 450_000, &[(Asleep, 425_983), (Run, 10_000)]);
-    let v = verdict(&c, &[]);
     assert_eq!((v.stage, v.state), (Some(Stage::VcpuWake), Some(Asleep)), "{}", v.headline);
+    // Of no more time is it unknown what the worker did than it is.
+    medians(&mut c, Stage::VcpuWake, 0, &[(Asleep, 0)]);
+    medians(&mut c, Stage::TapQueue, 2_539_519, &[(Asleep, 0), (Run, 0)]);
+    let v = verdict(&c, &[]);
+    assert_eq!(v.stage, Some(Stage::Guest), "{}", v.headline);
+    // If it is unknown in most requests, that is said.
+    let tap_queue = c.stages.iter_mut().find(|s| s.stage == Stage::TapQueue).unwrap();
+    tap_queue.parts.iter_mut().for_each(|p| p.mean /= 10.0);
+    let v = verdict(&c, &[]);
+    assert_eq!((v.stage, v.state), (Some(Stage::TapQueue), None), "{}", v.headline);
 }
 
 /// Every possible cause: alone and as one of two stages, with and without fluctuation that matters, standing out or
