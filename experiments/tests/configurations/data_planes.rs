@@ -36,7 +36,12 @@ fn followed(agreement: &Agreement, wanted: u64, macvtap: bool) {
     // On macvtap the capture inside is in the guest, and sees the few packets that it handles while the worker is held up within
     // its signal (LIMITATIONS, Stages).
     agreement.check(0.99, if macvtap { matched / 100 } else { 0 }).unwrap();
-    assert!(coalesced * 2 < matched, "{coalesced} of {matched} without a kick: its doorbell is not known");
+    // Of a doorbell that is not known no kick is seen at all. While the thread that serves the queue has work, the guest does not kick:
+    // on a busy machine for more than half of the frames.
+    assert!(
+        coalesced * 10 < matched * 9,
+        "{coalesced} of {matched} without a kick: its doorbell is not known"
+    );
 }
 
 pub fn taps_that_the_vmm_serves_are_followed() {
