@@ -23,8 +23,9 @@ static NAPI: Shared<(Guest<'static>, Child)> = Shared::new("the guest with NAPI 
     guest(&LAB, &GuestSpec { napi: true, qemu_args, ..GuestSpec::named("napi") })
 });
 
-/// All answered requests, but for one in a hundred, are followed, with the times of the captures around them.
-fn followed(agreement: &Agreement, wanted: u64, macvtap: bool) {
+/// All answered requests, but for one in a hundred, are followed, with the times of the captures around them. Less than the share
+/// `coalesced_most` of them have no kick of their own: of a doorbell that is not known no kick is seen at all.
+fn followed(agreement: &Agreement, wanted: u64, macvtap: bool, coalesced_most: f64) {
     let coalesced = agreement.joined.iter().filter(|j| j.request.coalesced_kick).count();
     eprintln!(
         "{}\n{coalesced} without a kick of their own; {:?}",
@@ -36,10 +37,8 @@ fn followed(agreement: &Agreement, wanted: u64, macvtap: bool) {
     // On macvtap the capture inside is in the guest, and sees the few packets that it handles while the worker is held up within
     // its signal (LIMITATIONS, Stages).
     agreement.check(0.99, if macvtap { matched / 100 } else { 0 }).unwrap();
-    // Of a doorbell that is not known no kick is seen at all. While the thread that serves the queue has work, the guest does not kick:
-    // on a busy machine for more than half of the frames.
     assert!(
-        coalesced * 10 < matched * 9,
+        (coalesced as f64) < coalesced_most * matched as f64,
         "{coalesced} of {matched} without a kick: its doorbell is not known"
     );
 }
@@ -47,7 +46,7 @@ fn followed(agreement: &Agreement, wanted: u64, macvtap: bool) {
 pub fn taps_that_the_vmm_serves_are_followed() {
     for (case, requests) in [(&CASES[0], 700), (&CASES[1], 300)] {
         let agreement = accuracy::run(&LAB, &SERVED.0, case, &Extent { requests, ..SHORT }).unwrap();
-        followed(&agreement, requests, false);
+        followed(&agreement, requests, false, 0.5);
     }
 }
 
@@ -69,7 +68,8 @@ pub fn interrupts_of_a_disk_are_not_taken_for_those_of_the_tap() {
     guest.run(&format!("kill {}", reader.id().unwrap())).unwrap();
     eprintln!("{disk} interrupts of the disk");
     assert!(disk > 500, "{disk} interrupts of the disk");
-    followed(&agreement, 500, false);
+    // While the thread that serves both has work, the guest does not kick: on a busy machine for more than half of the frames.
+    followed(&agreement, 500, false, 0.9);
     drop(reader);
 }
 
@@ -77,7 +77,7 @@ pub fn macvtaps_are_followed() {
     let lab: &Lab = &LAB;
     let (guest, server) = guest(lab, &GuestSpec { macvtap: true, ..GuestSpec::named("macvtap") });
     let agreement = accuracy::run(lab, &guest, &CASES[0], &SHORT).unwrap();
-    followed(&agreement, SHORT.requests, true);
+    followed(&agreement, SHORT.requests, true, 0.5);
     drop(server);
 }
 
@@ -98,7 +98,7 @@ pub fn taps_with_napi_are_followed() {
     let agreement = accuracy::run(lab, guest, &CASES[0], &SHORT).unwrap();
     let polled = format!("echo 0 >{polls}/enable; grep -c napi_poll: /sys/kernel/tracing/trace");
     let polled: usize = lab.host.run(&polled).unwrap().text().trim().parse().unwrap();
-    followed(&agreement, SHORT.requests, false);
+    followed(&agreement, SHORT.requests, false, 0.5);
     assert!(polled >= agreement.matched / 2, "NAPI polled the tap {polled} times");
     // Frames pass the stack in a softirq, so no thread is known to have handed them over.
     let recording = lab.out.join(format!("{}.teiji", CASES[0].name));

@@ -196,7 +196,6 @@ impl Candidate {
 /// first.
 pub(crate) fn candidates(stages: &[StageReport], guest: &[GuestCell], fluctuation: bool) -> Vec<Candidate> {
     let mut all: Vec<Candidate> = Vec::new();
-    let typical = |s: &StageReport| (s.dist.p50 as f64).max(medians(s));
     let sum = stages.iter().map(typical).sum::<f64>().max(1.0);
     // A report may come from a file: a share that is not a number counts as 0.
     let number = |share: f64| if share.is_finite() { share } else { 0.0 };
@@ -284,14 +283,18 @@ fn medians(s: &StageReport) -> f64 {
     s.parts.iter().map(|p| p.p50 as f64).sum()
 }
 
+/// The time of a stage in a typical request, ns.
+fn typical(s: &StageReport) -> f64 {
+    (s.dist.p50 as f64).max(medians(s))
+}
+
 /// The time of a stage in a typical request of which no state of its thread is known, ns. It is no more than the medians of the
 /// parts lack to the median of the stage; nor than its part of all time, as the medians of parts do not add up to the stage's: if
 /// the thread is in one state in some requests, and in another in others, each state's median may be near 0.
 fn typical_rest(s: &StageReport) -> f64 {
-    let typical = (s.dist.p50 as f64).max(medians(s));
     let seen = s.parts.iter().map(|p| p.mean).sum::<f64>();
     let unseen = (1.0 - seen / s.dist.mean.max(1.0)).clamp(0.0, 1.0);
-    (typical - medians(s)).min(typical * unseen)
+    (typical(s) - medians(s)).min(typical(s) * unseen)
 }
 
 /// The finding of a candidate.
