@@ -49,7 +49,7 @@ use crate::threads::Thread;
 use std::collections::BTreeMap;
 use teiji_model::finding::{Cause, Confidence, Evidence, Finding, PolicyChange, Preemptor, Remedy};
 use teiji_model::reason::Blame;
-use teiji_model::report::{Dist, RequestCounts, StageReport};
+use teiji_model::report::{Dist, PartReport, RequestCounts, StageReport};
 use teiji_model::stage::{Actor, Stage, ThreadState as State};
 use teiji_model::text::percent;
 
@@ -259,16 +259,14 @@ pub(crate) fn candidates(stages: &[StageReport], guest: &[GuestCell], fluctuatio
                 stage: s.stage,
                 part: None,
                 state: Some(p.state),
-                share: if fluctuation { p.fluctuation_share } else { p.p50 as f64 / sum },
+                share: if fluctuation { p.fluctuation_share } else { typical_part(s, p) / sum },
                 time_share: p.time_share,
                 fluctuation_share: p.fluctuation_share,
                 length: Some(p.mean.max(p.p50 as f64) as u64),
             };
             less(part, rule(s.stage, Some(p.state)));
         }
-        if !fluctuation {
-            rest.share = typical_rest(s) / sum;
-        }
+        // What the parts leave over is time in which the state of the thread is not known.
         add(rest, rule(s.stage, None));
     }
     for c in &mut all {
@@ -279,22 +277,21 @@ pub(crate) fn candidates(stages: &[StageReport], guest: &[GuestCell], fluctuatio
 }
 
 /// The sum of the medians of a stage's parts, ns.
-fn medians(s: &StageReport) -> f64 {
+fn sum_of_part_medians(s: &StageReport) -> f64 {
     s.parts.iter().map(|p| p.p50 as f64).sum()
 }
 
 /// The time of a stage in a typical request, ns.
 fn typical(s: &StageReport) -> f64 {
-    (s.dist.p50 as f64).max(medians(s))
+    (s.dist.p50 as f64).max(sum_of_part_medians(s))
 }
 
-/// The time of a stage in a typical request of which no state of its thread is known, ns. It is no more than the medians of the
-/// parts lack to the median of the stage; nor than its part of all time, as the medians of parts do not add up to the stage's: if
-/// the thread is in one state in some requests, and in another in others, each state's median may be near 0.
-fn typical_rest(s: &StageReport) -> f64 {
-    let seen = s.parts.iter().map(|p| p.mean).sum::<f64>();
-    let unseen = (1.0 - seen / s.dist.mean.max(1.0)).clamp(0.0, 1.0);
-    (typical(s) - medians(s)).min(typical(s) * unseen)
+/// The time of a part of a stage in a typical request, ns. Medians of parts do not add up to the stage's: if the thread is in
+/// one state in some requests, and in another in others, each state's median may be near 0. So every part has of what they lack
+/// as much as it has of all time in the stage. What is left over is the time in which the state of the thread is not known.
+fn typical_part(s: &StageReport, part: &PartReport) -> f64 {
+    let lacking = typical(s) - sum_of_part_medians(s);
+    part.p50 as f64 + lacking * (part.mean / s.dist.mean.max(1.0)).clamp(0.0, 1.0)
 }
 
 /// The finding of a candidate.

@@ -111,7 +111,7 @@ fn details(v: &Judgement) -> Vec<String> {
 }
 
 /// As measured on a busy machine: in some requests the worker slept, in others it ran, so the median of each is far below half
-/// of the median of the stage.
+/// of the median of the stage. What the worker did was seen all the same, and the stage has most of the time.
 #[test]
 fn a_thread_that_is_in_one_state_or_another_was_seen() {
     use ThreadState::{Asleep, Guest, Run};
@@ -137,13 +137,13 @@ fn a_thread_that_is_in_one_state_or_another_was_seen() {
     medians(&mut c, Stage::VcpuWake, 634_879, &[(Asleep, 561_151)]);
     medians(&mut c, Stage::Guest, 1_048_575, &[(Guest, 745_471)]);
     let v = verdict(&c, &[]);
-    assert_eq!((v.stage, v.state), (Some(Stage::VcpuWake), Some(Asleep)), "{}", v.headline);
-    // Of no more time is it unknown what the worker did than it is.
+    assert_eq!((v.stage, v.state), (Some(Stage::TapQueue), Some(Run)), "{}", v.headline);
+    // Also if both medians are 0.
     medians(&mut c, Stage::VcpuWake, 0, &[(Asleep, 0)]);
     medians(&mut c, Stage::TapQueue, 2_539_519, &[(Asleep, 0), (Run, 0)]);
     let v = verdict(&c, &[]);
-    assert_eq!(v.stage, Some(Stage::Guest), "{}", v.headline);
-    // If it is unknown in most requests, that is said.
+    assert_eq!((v.stage, v.state), (Some(Stage::TapQueue), Some(Run)), "{}", v.headline);
+    // If what it did is unknown in most of the time, that is said.
     let tap_queue = c.stages.iter_mut().find(|s| s.stage == Stage::TapQueue).unwrap();
     tap_queue.parts.iter_mut().for_each(|p| p.mean /= 10.0);
     let v = verdict(&c, &[]);
