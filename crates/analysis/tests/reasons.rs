@@ -426,9 +426,13 @@ fn a_dropped_request_ends_at_once_and_is_not_taken_for_its_twin() {
 /// another request.
 #[test]
 fn what_vhost_discards_did_not_reach_the_guest() {
-    for reader in ["tun_do_read", "tun_recvmsg", "tap_do_read", "skb_release_data"] {
+    let readers =
+        ["tun_do_read", "tun_put_user", "tun_recvmsg", "tap_do_read", "tap_put_user", "skb_release_data"];
+    // Some kernels give a reason.
+    let cases = readers.into_iter().map(|reader| (reader, true)).chain([("tun_do_read", false)]);
+    for (reader, unspecified) in cases {
         let mut h = History::default();
-        let discarded = Dropped { unspecified: true, location: padded(reader), ..dropped(7, TAP) };
+        let discarded = Dropped { unspecified, location: padded(reader), ..dropped(7, TAP) };
         h.packet(0, Point::HostRx, 7, NIC)
             .matched(1_000, Point::TapEnqueue, 7, TAP, REQ)
             .packet(2_000, Point::TapDequeue, 7, TAP)
@@ -444,6 +448,26 @@ fn what_vhost_discards_did_not_reach_the_guest() {
         };
         assert_eq!(o.reason(), wanted, "{reader}");
         assert_eq!(o.report.vms[0].inbound.dropped, u64::from(by_reader));
+    }
+}
+
+/// The same while another one like it waits on the same tap, or is on its way to another: a bridge floods it.
+#[test]
+fn what_vhost_discards_is_not_the_one_like_it_that_waits() {
+    for waits_on in [TAP, TAP2] {
+        let mut h = History::default();
+        let discarded = Dropped { unspecified: true, location: padded("tun_do_read"), ..dropped(7, TAP) };
+        h.packet(0, Point::HostRx, 7, NIC)
+            .matched(1_000, Point::TapEnqueue, 7, TAP, REQ)
+            .packet(2_000, Point::TapDequeue, 7, TAP)
+            .packet(2_200, Point::HostRx, 7, NIC)
+            .matched(2_500, Point::TapEnqueue, 7, waits_on, m(2, Role::Request))
+            .at(3_000, EventKind::Dropped(discarded));
+        let o = long_after(h).run();
+        let vm = &o.report.vms[0];
+        assert_eq!((vm.left_out_for(Reason::DroppedIn), vm.inbound.dropped), (1, 1), "{waits_on}");
+        // The other one is still waiting.
+        assert!(o.report.vms.iter().any(|vm| vm.left_out_for(Reason::NotTaken) == 1), "{waits_on}");
     }
 }
 
@@ -631,4 +655,25 @@ fn a_drop_at_a_full_tap_of_a_routing_host_is_one_on_the_way_in() {
         let vm = &run.report.vms[0];
         assert_eq!((vm.inbound.dropped, vm.outbound.dropped), (1, 0), "tap {tap}");
     }
+}
+
+/// What NICs have discarded is added up by NIC and counter, also what is read after the trace has ended.
+#[test]
+fn what_nics_discard_is_added_up() {
+    use NicCounter::{RxErrors, TxErrors};
+    let mut h = History::default();
+    for (at, ifindex, counter, packets) in [
+        (10, NIC, RxErrors, 3),
+        (20, NIC, TxErrors, 1),
+        (5_000_000_000, NIC, RxErrors, 4),
+        (30, VETH, RxErrors, u64::MAX),
+    ] {
+        h.at(at, EventKind::NicLoss(NicLoss { ifindex, counter, packets }));
+    }
+    h.at(40, EventKind::NicLoss(NicLoss { ifindex: VETH, counter: RxErrors, packets: 1 }));
+    let mut meta = meta(Matching::Echo);
+    meta.devices = vec![(NIC, "eth0".to_owned())];
+    let losses = run(&meta, &h.0).report.nic_losses;
+    let losses: Vec<_> = losses.iter().map(|l| (l.device.as_str(), l.counter, l.packets)).collect();
+    assert_eq!(losses, [("eth0", RxErrors, 7), ("eth0", TxErrors, 1), ("device 3", RxErrors, u64::MAX)]);
 }

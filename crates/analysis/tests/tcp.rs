@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use proptest::prelude::*;
-use teiji_model::event::{Delivery, EventKind, Match, Point, Segment};
+use teiji_model::event::{Delivery, Dropped, EventKind, Match, Point, Segment};
 use teiji_model::flow::Matching;
 use teiji_model::report::{Connections, LargePackets, Outcome, Reason};
 
@@ -51,6 +51,18 @@ impl World {
             matching,
         );
         self.history.dropped(t + 20_000, fp, TAP, matching);
+    }
+
+    /// One that vhost takes off the guest's tap, and discards.
+    fn discarded(&mut self, matching: Option<Match>) {
+        let (t, fp) = (self.next(), self.fingerprint);
+        let location = teiji_model::event::padded("tun_do_read");
+        let discarded = Dropped { matching, unspecified: true, location, ..dropped(fp, TAP) };
+        self.history
+            .packet(t, Point::HostRx, fp, NIC)
+            .matched(t + 10_000, Point::TapEnqueue, fp, TAP, matching)
+            .packet(t + 15_000, Point::TapDequeue, fp, TAP)
+            .at(t + 20_000, EventKind::Dropped(discarded));
     }
 
     /// A segment of the guest; returns when it leaves the host.
@@ -193,11 +205,13 @@ fn large_packets_are_counted_by_direction() {
 
 #[test]
 fn a_segment_that_the_host_drops_costs_its_request() {
-    for which in 0..2 {
+    for (which, by_vhost) in [(0, false), (1, false), (0, true), (1, true)] {
         let mut w = World::default();
         w.opens(7, 100);
         for (i, s) in [data(101, 201, 10), data(111, 201, 10)].into_iter().enumerate() {
-            if i == which {
+            if i == which && by_vhost {
+                w.discarded(s);
+            } else if i == which {
                 w.dropped(s);
             } else {
                 w.asks(s);
@@ -209,7 +223,7 @@ fn a_segment_that_the_host_drops_costs_its_request() {
         let start = w.asks(data(121, 211, 10));
         let end = w.says(data(211, 131, 10));
         let o = w.run();
-        assert_eq!(times(&o), [(start, end - start)], "{which}");
+        assert_eq!(times(&o), [(start, end - start)], "{which} {by_vhost}");
         assert_eq!(o.counts(), [2, 1, 1, 0, 0]);
         assert_eq!(o.reason(), (Outcome::Incomplete, Reason::DroppedIn));
         assert_eq!(o.report.vms[0].requests.retransmitted, 1);

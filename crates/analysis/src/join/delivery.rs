@@ -7,6 +7,7 @@
 //!                         │ its worker slept: the signal was lost ─► done, with a hole
 //!                         │ its signal came too late to be used ───► done, with a hole
 //!                         │ Unknown ───────────────────────────────► done, with a hole
+//!                         │ Dropped by its reader: vhost discarded it ► done, with a hole
 //! ```
 //!
 //! A worker here is whatever thread takes packets off the tap: a vhost worker, or the VMM's.
@@ -205,7 +206,7 @@ impl Delivery {
     }
 
     /// The kernel has dropped a packet at a tap after a worker had taken it: vhost discards what the guest's buffers are too small
-    /// for. It is the last one like it, as the worker takes no other in between.
+    /// for. It is the last one like it, as the worker takes no other in between. Returns whether a worker has it.
     pub(super) fn discarded(
         &mut self,
         now: u64,
@@ -214,16 +215,18 @@ impl Delivery {
         exclusion: Exclusion,
         c: &mut Common,
         requests: &mut RequestTable,
-    ) {
+    ) -> bool {
         let of_tap = self.taken.iter_mut().filter(|(thread, _)| **thread as u32 == tap);
         for (_, ids) in of_tap {
             let is_it =
                 |id: &EntryId| self.packets.get(*id).is_some_and(|packet| packet.fingerprint == fingerprint);
             if let Some(at) = ids.iter().rposition(is_it) {
                 let id = ids.remove(at);
-                return self.dropped(now, id, exclusion, true, c, requests);
+                self.dropped(now, id, exclusion, true, c, requests);
+                return true;
             }
         }
+        false
     }
 
     /// Ends the packets that the worker holds if it has slept since it took them: their signal was not seen.

@@ -20,13 +20,22 @@ fn is_at_its_tap(d: &Dropped, c: &Common) -> bool {
     d.tap == d.ifindex && c.tap(d.tap).is_some()
 }
 
-/// Whether a packet was dropped by who had taken it off the tap: the functions of `drivers/net/tun.c` and `drivers/net/tap.c` that
-/// read.
+/// The functions of `drivers/net/tun.c` and `drivers/net/tap.c` that take packets off a tap and give them to its reader.
+const READERS: [&str; 8] = [
+    "tun_do_read",
+    "tun_put_user",
+    "tun_recvmsg",
+    "tun_chr_read_iter",
+    "tap_do_read",
+    "tap_put_user",
+    "tap_recvmsg",
+    "tap_read_iter",
+];
+
+/// Whether a packet was dropped by who had taken it off the tap.
 fn is_by_reader(d: &Dropped) -> bool {
     let location = event::name(&d.location);
-    ["tun_do_read", "tun_recvmsg", "tun_chr_read_iter", "tap_do_read", "tap_recvmsg", "tap_read_iter"]
-        .iter()
-        .any(|reader| location.starts_with(reader))
+    READERS.iter().any(|reader| location.starts_with(reader))
 }
 
 impl Inbound {
@@ -41,6 +50,16 @@ impl Inbound {
     ) {
         let exclusion = Exclusion { reason: Reason::DroppedIn, drop: c.drop_sites.number(d) };
         let drop = PossibleDrop { exclusion, tap: d.tap, matching: d.matching };
+        // Another one like it may be on its way, or wait.
+        if is_at_its_tap(d, c)
+            && is_by_reader(d)
+            && self.delivery.discarded(now, d.ifindex, d.fingerprint, exclusion, c, requests)
+        {
+            if let Some(tap) = c.tap(d.ifindex) {
+                requests.segment_dropped(c.taps[tap].vm, d.matching.as_ref(), exclusion);
+            }
+            return;
+        }
         match self.records.get(&d.fingerprint) {
             None => self.drop_without_record(now, d, drop, c, requests),
             Some(r) if r.is_on(d.ifindex) => self.drop_on_tap(now, d, drop, identical.follows, c, requests),
@@ -63,8 +82,6 @@ impl Inbound {
     ) {
         if is_at_its_tap(d, c) && !d.unspecified {
             Self::count_drop(now, drop, now, c, requests);
-        } else if is_at_its_tap(d, c) && is_by_reader(d) {
-            self.delivery.discarded(now, d.ifindex, d.fingerprint, drop.exclusion, c, requests);
         } else if c.tap(d.tap).is_some() && c.tap(d.ifindex).is_none() {
             let record = PacketsOfFingerprint {
                 first: now,
