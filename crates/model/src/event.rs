@@ -493,7 +493,8 @@ pub struct DropName {
     pub name: [u8; 32],
 }
 
-/// A NIC, or its driver, lost packets that it counts itself: no probe sees them.
+/// A NIC, its driver or the kernel's device layer discarded packets that the NIC's counters tell. Most of them are seen by no
+/// probe; those that the kernel discards (`rx_dropped`, `tx_dropped`) may also be among the drops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NicLoss {
     /// The NIC.
@@ -509,17 +510,18 @@ pub struct NicLoss {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NicCounter {
-    /// Received when the driver had left no buffer for it.
+    /// See [`NicCounter::meaning`].
     RxMissedErrors,
-    /// Received when the NIC's own memory was full; some drivers count what lacked a buffer here.
+    /// See [`NicCounter::meaning`].
     RxFifoErrors,
-    /// Received damaged, or of a size that the NIC does not accept.
+    /// See [`NicCounter::meaning`].
     RxErrors,
-    /// Received, and dropped by the driver or the kernel.
+    /// See [`NicCounter::meaning`]. The kernel counts here what it has no handler for, such as LLDP and STP, and what does not
+    /// fit into a CPU's backlog (net/core/dev.c).
     RxDropped,
-    /// Could not be sent.
+    /// See [`NicCounter::meaning`].
     TxErrors,
-    /// Dropped by the driver instead of being sent.
+    /// See [`NicCounter::meaning`].
     TxDropped,
 }
 
@@ -544,6 +546,25 @@ impl NicCounter {
             NicCounter::TxErrors => "tx_errors",
             NicCounter::TxDropped => "tx_dropped",
         }
+    }
+
+    /// What it means that it grows.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            NicCounter::RxMissedErrors => "the driver had no free receive buffer",
+            NicCounter::RxFifoErrors => "the NIC's memory or its receive ring was full",
+            NicCounter::RxErrors => "received damaged, or of a size that the NIC refuses",
+            NicCounter::RxDropped => {
+                "by the driver or the kernel: frames that this host does not handle, such as LLDP, or too many at once"
+            }
+            NicCounter::TxErrors => "could not be sent",
+            NicCounter::TxDropped => "by the driver or the kernel instead of being sent",
+        }
+    }
+
+    /// Whether it grows on a healthy host, too: nobody waits for what is in it.
+    pub fn may_be_harmless(self) -> bool {
+        self == NicCounter::RxDropped
     }
 }
 

@@ -254,16 +254,22 @@ fn what_nics_lost_is_told_with_its_counter() {
     use teiji_model::report::NicLosses;
     let lost = |counter, packets| NicLosses { device: "eth\x1b0".into(), counter, packets };
     let text = explanation(|r| {
-        r.nic_losses = vec![lost(NicCounter::RxMissedErrors, 37), lost(NicCounter::TxDropped, 1)];
+        r.nic_losses = vec![
+            lost(NicCounter::RxMissedErrors, 37),
+            lost(NicCounter::TxDropped, 1),
+            lost(NicCounter::RxDropped, 2),
+        ];
     });
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
         text.contains(
-            "eth\\u{1b}0 lost 37 packets (rx_missed_errors, the driver had no free receive buffer)"
+            "eth\\u{1b}0 lost 37 packets (rx_missed_errors: the driver had no free receive buffer)"
         ),
         "{text}"
     );
-    assert!(text.contains("eth\\u{1b}0 lost 1 packet (tx_dropped, "), "{text}");
+    assert!(text.contains("eth\\u{1b}0 lost 1 packet (tx_dropped: "), "{text}");
+    // LLDP, for example.
+    assert!(text.contains("eth\\u{1b}0 discarded 2 packets (rx_dropped: "), "{text}");
 }
 
 #[test]

@@ -217,10 +217,13 @@ pub fn run(
             guests.add(vm, Root::default().guest_access(vm.pid));
         }
     }
+    let mut nics = NicCounters::of_host();
+    if nics.left_out() > 0 {
+        tracing::warn!("there are too many NICs: what {} of them discard is not read", nics.left_out());
+    }
     if spec.confine {
         privilege::become_nobody()?;
     }
-    let mut nics = NicCounters::of_host();
     let begun = Instant::now();
     let seed = RandomState::new().hash_one(meta.started);
     let mut session = Session {
@@ -281,10 +284,8 @@ pub fn run(
         let due = spec.every.is_some_and(|every| snapped.elapsed() >= every);
         if due || session.recorder.is_some() && synced.elapsed() >= SYNC_INTERVAL {
             synced = Instant::now();
-            counters.ended = now();
+            counters.ended = session.take_stock(&mut nics, &|why| tracer.drop_name(why));
             counters.events = session.events;
-            session.name_drops(counters.ended, &|why| tracer.drop_name(why));
-            session.add_nic_losses(counters.ended, nics.losses());
             session.sync(&counters);
             if due {
                 snapped = synced;
@@ -293,9 +294,7 @@ pub fn run(
         }
         std::thread::sleep(poll_interval.next(taken));
     }
-    counters.ended = now();
-    session.name_drops(counters.ended, &|why| tracer.drop_name(why));
-    session.add_nic_losses(counters.ended, nics.losses());
+    counters.ended = session.take_stock(&mut nics, &|why| tracer.drop_name(why));
     counters.events = session.events;
     Ok(session.finish(counters))
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use teiji_analysis::interval::Interval;
 use teiji_analysis::{Analyzer, sip};
 use teiji_bpf::path_trace::EventWithPayload;
-use teiji_host::kernel;
-use teiji_model::event::{DropName, Event, EventKind, NicLoss, Packet, Start, ThreadName, Waker, padded};
+use teiji_host::{NicCounters, kernel};
+use teiji_model::event::{DropName, Event, EventKind, Packet, Start, ThreadName, Waker, padded};
 use teiji_model::report::{Counters, Joined};
 use teiji_model::snapshot::Snapshot;
 use teiji_model::stream::{Change, StreamId};
@@ -115,8 +115,8 @@ impl Session<'_> {
         self.analyzer.change(change);
     }
 
-    /// Adds the names of the drop reasons that occurred, as a replay cannot ask the kernel for them.
-    pub(super) fn name_drops(&mut self, ts: u64, name: &dyn Fn(u32) -> String) {
+    /// Adds the names of the drop reasons that occurred.
+    fn name_drops(&mut self, ts: u64, name: &dyn Fn(u32) -> String) {
         for why in std::mem::take(&mut self.drop_reasons) {
             let name = padded(&name(why));
             self.push(Event {
@@ -128,11 +128,15 @@ impl Session<'_> {
         }
     }
 
-    /// Adds what the NICs have lost since they were last asked.
-    pub(super) fn add_nic_losses(&mut self, ts: u64, losses: Vec<NicLoss>) {
-        for loss in losses {
+    /// Adds what the kernel counts or knows itself, as a replay cannot ask it: what NICs have discarded since they were last
+    /// asked, and the names of drop reasons. Returns the time until which the trace is now known.
+    pub(super) fn take_stock(&mut self, nics: &mut NicCounters, name: &dyn Fn(u32) -> String) -> u64 {
+        let ts = super::now();
+        self.name_drops(ts, name);
+        for loss in nics.losses() {
             self.push(Event { ts, stream: StreamId::HOST, cpu: 0, kind: EventKind::NicLoss(loss) });
         }
+        ts
     }
 
     /// Hands what was recorded so far to the file, so that others can read it.

@@ -15,7 +15,7 @@ pub(super) fn provenance(label: &str, report: &Report) -> Markup {
     let meta = &report.meta;
     let flow = if meta.watch.flow_text.is_empty() { "all packets" } else { &meta.watch.flow_text };
     let took = duration(report.counters.ended.saturating_sub(meta.started) as f64);
-    let lost = text::lost(report);
+    let (lost, discarded) = (text::lost(report), text::discarded(report));
     html! {
         p.soft {
             @if !label.is_empty() { b { (label) } ": " }
@@ -23,6 +23,7 @@ pub(super) fn provenance(label: &str, report: &Report) -> Markup {
             (count(report.counters.events, "event"))
         }
         @if !lost.is_empty() { p.bad { (lost.join(" ")) } }
+        @if !discarded.is_empty() { p.soft { (discarded.join(" ")) } }
     }
 }
 

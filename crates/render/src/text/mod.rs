@@ -22,10 +22,10 @@ pub use waterfall::{cells, dominant};
 use crate::terminal::{Style, Tone, columns, pad, printable, shorten, wrap};
 use crate::units::{count, duration, percent};
 use teiji_model::advice::Advice;
-use teiji_model::event::NicCounter;
 use teiji_model::host::DataPlane;
 use teiji_model::report::{
-    Connections, Finding, GuestStream, LargePackets, LeftOut, Preemptor, Report, RequestCounts, VmReport,
+    Connections, Finding, GuestStream, LargePackets, LeftOut, NicLosses, Preemptor, Report, RequestCounts,
+    VmReport,
 };
 
 /// Columns of the widest line.
@@ -35,6 +35,7 @@ pub const WIDTH: usize = 100;
 pub fn report(report: &Report, advice: &[Advice], style: &Style) -> String {
     let mut lines = vec![heading(report)];
     lines.extend(lost(report).iter().map(|l| style.paint(Tone::Bad, l)));
+    lines.extend(discarded(report));
     if report.vms.is_empty() {
         lines.push("no VM was traced".to_owned());
     }
@@ -68,19 +69,24 @@ fn heading(report: &Report) -> String {
     shorten(&text, WIDTH)
 }
 
-/// What it means that a NIC counts packets in this counter.
-fn nic_counter(counter: NicCounter) -> &'static str {
-    match counter {
-        NicCounter::RxMissedErrors => "the driver had no free receive buffer",
-        NicCounter::RxFifoErrors => "the NIC's memory or its receive ring was full",
-        NicCounter::RxErrors => "received damaged, or of a size that the NIC refuses",
-        NicCounter::RxDropped => "received, and dropped by the driver or the kernel",
-        NicCounter::TxErrors => "could not be sent",
-        NicCounter::TxDropped => "dropped by the driver instead of being sent",
-    }
+/// What NICs, their drivers and the kernel's device layer discarded that need not be missed by anybody.
+pub fn discarded(report: &Report) -> Vec<String> {
+    let harmless = report.nic_losses.iter().filter(|loss| loss.counter.may_be_harmless());
+    harmless.flat_map(|loss| nic_loss(loss, "discarded")).collect()
 }
 
-/// What the tracer lost, if anything, and what the host's NICs did.
+fn nic_loss(loss: &NicLosses, verb: &str) -> Vec<String> {
+    let text = format!(
+        "{} {verb} {} ({}: {}); which requests they were of is not known",
+        printable(&loss.device),
+        count(loss.packets, "packet"),
+        loss.counter.name(),
+        loss.counter.meaning()
+    );
+    wrap(&text, WIDTH)
+}
+
+/// What the tracer lost, if anything, and what NICs and their drivers did.
 pub fn lost(report: &Report) -> Vec<String> {
     let counters = &report.counters;
     let by_cpu: Vec<String> = counters
@@ -137,16 +143,8 @@ pub fn lost(report: &Report) -> Vec<String> {
         );
         lines.extend(wrap(&text, WIDTH));
     }
-    for loss in &report.nic_losses {
-        let text = format!(
-            "{} lost {} ({}, {}); which requests they were of is not known",
-            printable(&loss.device),
-            count(loss.packets, "packet"),
-            loss.counter.name(),
-            nic_counter(loss.counter)
-        );
-        lines.extend(wrap(&text, WIDTH));
-    }
+    let nic_losses = report.nic_losses.iter().filter(|loss| !loss.counter.may_be_harmless());
+    lines.extend(nic_losses.flat_map(|loss| nic_loss(loss, "lost")));
     if report.not_followed > 0 {
         let text = format!(
             "{} came during the trace and {} not followed: there is room for 1,024 in one trace",
