@@ -21,7 +21,7 @@ const HOOKS: &[(&str, &str, bool)] = &[
     ),
     (
         "handle_rx",
-        "queue depths leave out the packets that vhost has batched, and signals of which both probes were skipped are not noticed",
+        "queue depths leave out the packets that vhost has batched, and signals whose probes at the beginning and the end were both skipped are not noticed",
         false,
     ),
     ("vhost_add_used_and_signal_n", "the stages vhost_rx and irq cannot be told apart", true),

@@ -73,7 +73,7 @@ int check(void *ctx)
 	f->data = (u64)f->bytes;
 	barrier();
 	data = (const unsigned char *)*(volatile u64 *)&f->data;
-	if (!parse(data, data + f->len, true, f->to_guest, true, &p))
+	if (!parse(data, data + f->len, AT_TAP | KEYED | (f->to_guest ? TO_GUEST : 0), &p))
 		return 0;
 	p.len = f->len + f->beyond;
 	count_segments(&p, data + (offsetof(struct frame, shared) - offsetof(struct frame, bytes)));
@@ -173,9 +173,10 @@ enum happening {
 	SIGNALLED,
 	ACCEPTED,
 	SENDS,
-	SIGNALS_SENT,
+	SIGNALS_SENT_FRAMES,
 	BEGINS_ROUND,
-	ENTRY_TIME
+	ENTRY_TIME,
+	BEGINS_FIRST_ROUND
 };
 
 /* What happens to a thread, or is asked about it. */
@@ -188,8 +189,9 @@ struct event {
 	 * PREEMPTED, WENT_TO_SLEEP, BLOCKED: the thread that gets the CPU
 	 * WAKING: the context
 	 * ACCEPTED: the vCPU
-	 * TAKES, SENDS, SIGNALS_SENT, BEGINS_ROUND: how many buffers the worker has written by then
-	 * ENTRY_TIME: how much later the interrupt was accepted than the time of the entry was read, ns
+	 * TAKES, SENDS, SIGNALS_SENT_FRAMES, BEGINS_ROUND, BEGINS_FIRST_ROUND: how many buffers the worker
+	 * has written by then ENTRY_TIME: how much later the interrupt was accepted than the time of the
+	 * entry was read, ns
 	 */
 	u32 arg;
 };
@@ -241,17 +243,20 @@ int happen(struct __sk_buff *skb)
 		packet_taken(c, e.now, &q, e.arg);
 		return 0;
 	}
-	if (e.happening == SENDS || e.happening == BEGINS_ROUND) {
-		settle_taken(c, e.arg);
+	if (e.happening == SENDS) {
+		notice_skipped_signal(c, e.arg);
+		return 0;
+	}
+	if (e.happening == BEGINS_ROUND || e.happening == BEGINS_FIRST_ROUND) {
+		round_begins(c, c->net + (e.happening == BEGINS_FIRST_ROUND), e.arg);
 		return 0;
 	}
 	if (e.happening == SIGNALS) {
 		signal_begins(c, &q);
 		return 0;
 	}
-	if (e.happening == SIGNALS_SENT) {
-		settle_taken(c, e.arg);
-		c->signal.begun = 0;
+	if (e.happening == SIGNALS_SENT_FRAMES) {
+		sent_frames_signalled(c, e.arg);
 		return 0;
 	}
 	if (e.happening == WRITTEN) {

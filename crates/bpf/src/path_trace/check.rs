@@ -197,6 +197,11 @@ fn load_with(flow: &Flow) -> (Object, types::settings) {
 
 /// The same with another way to match requests.
 fn load_matching(flow: &Flow, matching: Matching) -> (Object, types::settings) {
+    load_probing(flow, matching, &["vhost_add_used_n"])
+}
+
+/// The same on a kernel in which these functions can be probed.
+fn load_probing(flow: &Flow, matching: Matching, functions: &[&str]) -> (Object, types::settings) {
     let mut given = types::settings::default();
     let watch = Watch { flow: flow.clone(), matching, ..Watch::default() };
     let setup = Setup { watch: &watch, vms: &[], guests: false, buffer_bytes: 0 };
@@ -206,7 +211,7 @@ fn load_matching(flow: &Flow, matching: Matching) -> (Object, types::settings) {
             "records" => map.set_max_entries(1 << 12).unwrap(),
             name if name.ends_with(".rodata") => {
                 let image = map.initial_value_mut().unwrap();
-                settings::fill(image, &setup, &|target| target == "vhost_add_used_n").unwrap();
+                settings::fill(image, &setup, &|target| functions.contains(&target)).unwrap();
                 given = value_of(image);
             }
             _ => {}

@@ -108,7 +108,7 @@ int BPF_PROG(on_drop, struct sk_buff *skb, void *location, u32 why)
 	n = BPF_CORE_READ(skb, len);
 	p.len = n + (data - l2);
 	n -= BPF_CORE_READ(skb, data_len);
-	if (!parse(l2, data + n, false, true, true, &p) && !parse(l2, data + n, false, false, true, &p))
+	if (!parse(l2, data + n, TO_GUEST | KEYED, &p) && !parse(l2, data + n, KEYED, &p))
 		return 0;
 	tap = followed.by_mac ? p.to_guest ? tap_of(l2) : 0 : 0;
 

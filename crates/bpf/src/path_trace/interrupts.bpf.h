@@ -54,9 +54,9 @@ static __always_inline u16 last_used(const struct clock *worker)
 	return net ? BPF_CORE_READ(net, vqs[0].vq.last_used_idx) : 0;
 }
 
-static __always_inline void settle(struct clock *worker)
+static __always_inline void look_for_skipped_signal(struct clock *worker)
 {
-	settle_taken(worker, worker->holds ? last_used(worker) : 0);
+	notice_skipped_signal(worker, worker->holds ? last_used(worker) : 0);
 }
 
 SEC("fentry/vhost_add_used_and_signal_n")
@@ -71,9 +71,7 @@ int BPF_PROG(on_signal, void *dev, struct vhost_virtqueue *vq)
 		learn_vm(c, &q);
 		signal_begins(c, &q);
 	} else {
-		/* of frames that the guest has sent */
-		settle(c);
-		c->signal.begun = 0;
+		sent_frames_signalled(c, c->holds ? last_used(c) : 0);
 	}
 	return 0;
 }

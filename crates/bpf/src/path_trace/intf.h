@@ -297,9 +297,9 @@ struct settings {
 	__u8 directions;      /* enum direction, or-ed */
 	__u8 matching;	      /* enum matching */
 	__u8 hand_over;	      /* dev_hard_start_xmit is probed */
-	__u8 key_len;	      /* with MATCH_KEY: how many bytes, at most KEY_MAX, */
+	__u8 key_len;	      /* with MATCH_KEY: bytes of the key, 1 to KEY_MAX */
 	__u32 netns;	      /* of the traced taps: the inode number of the network namespace */
-	__u16 key_offset;     /* and how many bytes of payload precede them */
+	__u16 key_offset;     /* with MATCH_KEY: bytes of payload before the key */
 	__u8 writes_are_seen; /* vhost_add_used_n is probed */
 	__u8 pad[1];
 	struct filter_net net[MAX_NETS];

@@ -39,7 +39,7 @@ int BPF_PROG(on_macvtap_put)
 	data = BPF_CORE_READ(skb, data);
 	n = BPF_CORE_READ(skb, len);
 	p.len = n + (data - l2);
-	if (!parse(l2, data + (n - BPF_CORE_READ(skb, data_len)), true, true, true, &p))
+	if (!parse(l2, data + (n - BPF_CORE_READ(skb, data_len)), AT_TAP | TO_GUEST | KEYED, &p))
 		return 0;
 	count_segments(&p, BPF_CORE_READ(skb, head) + BPF_CORE_READ(skb, end));
 	now = bpf_ktime_get_ns();

@@ -100,9 +100,9 @@ struct signal {
 	u8 arrival_unknown; /* the guest wants no interrupt, and it is not known when it received the packets:
 			     * see packets_written() */
 	struct vcpu_key target; /* vm 0: not known */
-	u64 written; /* when the packets were in the ring; 0: not yet. Of a stalled worker when it was
-		      * noticed. If entry_requested, what request_entry() was given */
-	u64 before;  /* the request that this one replaced: see cancel_request() */
+	u64 written;  /* when packets_written() looked at the ring; 0: not yet. If arrival_unknown, the end of
+		       * that look. If entry_requested, also what request_entry() was given */
+	u64 replaced; /* the request that this one replaced: see cancel_request() */
 	/* its clock then; before, only its time in guest mode when the signal began (there is no room for
 	 * another field: programs have a new clock on their stack) */
 	u64 clock[STATES];
@@ -112,8 +112,8 @@ struct signal {
 enum holds {
 	HOLDS_NOTHING,
 	HOLDS_PACKETS,
-	HELD_WHEN_IDLE, /* it has slept until there was work since: it has signalled them, or vhost discarded
-			   them */
+	HELD_WHEN_IDLE, /* it held packets when it went idle: they were signalled and that was not seen, or
+			   vhost discarded them */
 };
 
 enum reads {
@@ -371,7 +371,7 @@ static __always_inline void count(u32 which)
 {
 	u64 *n = bpf_map_lookup_elem(&counters, &which);
 
-	if (n) /* a program that is preempted here may come after another one on that CPU */
+	if (n) /* atomic, although per CPU: if this program is preempted, another one may count here, too */
 		__sync_fetch_and_add(n, 1);
 }
 

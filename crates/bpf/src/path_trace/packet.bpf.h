@@ -32,20 +32,27 @@ static __always_inline bool is_guest_mac(const u8 *addr)
 	return bpf_map_lookup_elem(&macs, &m);
 }
 
+/* What a probe knows of a packet, and asks for. */
+enum parse_flags {
+	AT_TAP = 1,	    /* so the direction is known; elsewhere the MAC addresses decide it if they can */
+	TO_GUEST = 2,	    /* the direction; elsewhere than at a tap packets of the other one are refused */
+	KEYED = 4,	    /* see identify() */
+	HAS_MAC_HEADER = 8, /* parse_skb() alone: data begins after it */
+};
+
 /*
- * Identifies a packet that starts at l2 and whose linear part ends at end: see identify(). known: the point
- * is at a tap, so to_guest is the direction of the packet. Otherwise only packets of the direction to_guest
- * are accepted, which the MAC addresses decide if they can. keyed: see identify().
+ * Identifies a packet that starts at l2 and whose linear part ends at end: see identify().
  *
  * Returns false for packets that do not belong to traced guests, that do not pass the filter, or that cannot
  * be identified (these are counted).
  */
-static __always_inline bool parse(const unsigned char *l2, const unsigned char *end, bool known,
-				  bool to_guest, bool keyed, struct packet *p)
+static __always_inline bool parse(const unsigned char *l2, const unsigned char *end, enum parse_flags flags,
+				  struct packet *p)
 {
+	const bool to_guest = flags & TO_GUEST;
 	union headers h;
 
-	if (known || !followed.by_mac) {
+	if (flags & AT_TAP || !followed.by_mac) {
 		if (!read_headers(l2, end, &h))
 			return false;
 	} else {
@@ -60,7 +67,7 @@ static __always_inline bool parse(const unsigned char *l2, const unsigned char *
 		if (!read_from(l2, end, ETH_HLEN, &h))
 			return false;
 	}
-	return identify(&h, l2, end, to_guest, keyed, settings.secret, p);
+	return identify(&h, l2, end, to_guest, flags & KEYED, settings.secret, p);
 }
 
 /*

@@ -90,14 +90,16 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
  * For skbs that the verifier trusts: arguments of tracepoints and of functions. Which part a packet has in
  * requests is asked at taps only: what passes them is known by its fingerprint elsewhere.
  */
-static __always_inline bool parse_skb(struct sk_buff *skb, bool received, bool known, bool to_guest,
-				      struct packet *p)
+static __always_inline bool parse_skb(struct sk_buff *skb, enum parse_flags flags, struct packet *p)
 {
-	const unsigned char *data = skb->data;
+	const unsigned char *data = skb->data, *l2 = data;
 
-	p->len = received ? skb->len + ETH_HLEN : skb->len;
-	return parse(received ? skb->head + skb->mac_header : data, data + (skb->len - skb->data_len), known,
-		     to_guest, known, p);
+	p->len = skb->len;
+	if (flags & HAS_MAC_HEADER) {
+		l2 = skb->head + skb->mac_header;
+		p->len += ETH_HLEN;
+	}
+	return parse(l2, data + (skb->len - skb->data_len), flags & AT_TAP ? flags | KEYED : flags, p);
 }
 
 /*
@@ -188,7 +190,7 @@ int BPF_PROG(on_netif_rx, struct sk_buff *skb)
 	u32 ifindex = skb->dev->ifindex;
 
 	/* a tap's frames are taken in netif_receive_skb */
-	if (!is_tap_here(skb->dev) && parse_skb(skb, true, false, true, &p) && p.to_guest)
+	if (!is_tap_here(skb->dev) && parse_skb(skb, HAS_MAC_HEADER | TO_GUEST, &p) && p.to_guest)
 		emit_packet(&p, POINT_HOST_RX, ifindex);
 	return 0;
 }
@@ -206,12 +208,12 @@ int BPF_PROG(on_netif_receive_skb, struct sk_buff *skb)
 		/* as skb_record_rx_queue() left it */
 		u16 queue = skb->queue_mapping ? skb->queue_mapping - 1 : NOT_KNOWN;
 
-		if (parse_skb(skb, true, true, false, &p)) {
+		if (parse_skb(skb, HAS_MAC_HEADER | AT_TAP, &p)) {
 			count_segments(&p, skb->head + skb->end);
 			emit_tap(&p, bpf_ktime_get_ns(), POINT_TAP_SEND, ifindex,
 				 handing_over(ifindex, queue), 0, queue);
 		}
-	} else if (parse_skb(skb, true, false, true, &p) && p.to_guest) {
+	} else if (parse_skb(skb, HAS_MAC_HEADER | TO_GUEST, &p) && p.to_guest) {
 		emit_packet(&p, POINT_HOST_RX, ifindex);
 	}
 	return 0;
@@ -224,9 +226,7 @@ int BPF_PROG(on_handle_rx, struct vhost_net *net)
 
 	if (!c)
 		return 0;
-	if (c->net == (u64)net)
-		settle(c);
-	c->net = (u64)net;
+	round_begins(c, (u64)net, c->holds ? last_used(c) : 0);
 	return 0;
 }
 
@@ -299,7 +299,7 @@ static __always_inline int taken_by_vhost(struct msghdr *m, struct net_device *d
 	data = BPF_CORE_READ(skb, data);
 	len = BPF_CORE_READ(skb, len);
 	p.len = len;
-	if (parse(data, data + (len - BPF_CORE_READ(skb, data_len)), true, true, false, &p))
+	if (parse(data, data + (len - BPF_CORE_READ(skb, data_len)), AT_TAP | TO_GUEST, &p))
 		emit_tap(&p, now, POINT_TAP_DEQUEUE, q.ifindex, c, queue_depth(ring, c), NOT_KNOWN);
 	return 0;
 }
@@ -325,7 +325,7 @@ static __always_inline int vhost_sends(struct net_device *dev, u16 queue)
 		return 0;
 	c = clock_of(current_tid());
 	if (c)
-		settle(c);
+		look_for_skipped_signal(c);
 	if (!(settings.directions & DIR_OUT))
 		return 0;
 	if (!c)
@@ -405,7 +405,7 @@ static __always_inline void sent_by_macvtap(struct sk_buff *skb, u32 ifindex)
 	struct clock *c = clock_of(current_tid());
 	u16 queue = NOT_KNOWN;
 
-	if (!parse_skb(skb, false, true, false, &p))
+	if (!parse_skb(skb, AT_TAP, &p))
 		return;
 	count_segments(&p, skb->head + skb->end);
 	if (c && c->sending.ifindex == ifindex && !interrupted())
@@ -424,7 +424,7 @@ int BPF_PROG(on_dev_queue, struct sk_buff *skb)
 	if (is_tap_here(skb->dev)) {
 		if (is_macvtap(ifindex))
 			sent_by_macvtap(skb, ifindex);
-	} else if (parse_skb(skb, false, false, false, &p) && !p.to_guest) {
+	} else if (parse_skb(skb, 0, &p) && !p.to_guest) {
 		emit_packet(&p, POINT_DEV_QUEUE, ifindex);
 	}
 	return 0;
@@ -442,8 +442,8 @@ __noinline int emit_linked(u64 address, u8 point)
 	const unsigned char *data = BPF_CORE_READ(skb, data);
 	struct packet p = {.len = len};
 
-	if (!is_tap(dev, ifindex) &&
-	    parse(data, data + (len - BPF_CORE_READ(skb, data_len)), false, false, false, &p) && !p.to_guest)
+	if (!is_tap(dev, ifindex) && parse(data, data + (len - BPF_CORE_READ(skb, data_len)), 0, &p) &&
+	    !p.to_guest)
 		emit_packet(&p, point, ifindex);
 	return 0;
 }
@@ -462,7 +462,7 @@ static __always_inline int emit_chain(struct sk_buff *first, u8 point)
 	ifindex = first->dev->ifindex;
 	if (is_tap_here(first->dev))
 		return 0;
-	if (parse_skb(first, false, false, false, &p) && !p.to_guest)
+	if (parse_skb(first, 0, &p) && !p.to_guest)
 		emit_packet(&p, point, ifindex);
 	if (!first->next)
 		return 0;
@@ -502,12 +502,12 @@ int BPF_PROG(on_dev_xmit, struct sk_buff *skb, struct net_device *dev)
 	struct tap_queue q = {.ifindex = dev->ifindex, .queue = skb->queue_mapping};
 
 	if (is_tap_here(dev)) {
-		if (!is_macvtap(q.ifindex) && parse_skb(skb, false, true, true, &p)) {
+		if (!is_macvtap(q.ifindex) && parse_skb(skb, AT_TAP | TO_GUEST, &p)) {
 			count_segments(&p, skb->head + skb->end);
 			emit_tap(&p, bpf_ktime_get_ns(), POINT_TAP_ENQUEUE, q.ifindex,
 				 clock_at(bpf_map_lookup_elem(&workers, &q)), 0, NOT_KNOWN);
 		}
-	} else if (!settings.hand_over && parse_skb(skb, false, false, false, &p) && !p.to_guest) {
+	} else if (!settings.hand_over && parse_skb(skb, 0, &p) && !p.to_guest) {
 		emit_packet(&p, POINT_DEV_XMIT, q.ifindex);
 	}
 	return 0;

@@ -7,14 +7,17 @@
  * interrupts.bpf.h and path_trace.bpf.c; vmm.bpf.h has those of taps that the VMM serves itself.
  *
  *   function of the kernel               probe           calls
- *   handle_rx, entry                     on_handle_rx    settle_taken()
+ *   handle_rx, entry                     on_handle_rx    round_begins()
  *   tun_recvmsg, entry                   on_tun_recvmsg  packet_taken()
  *   vhost_add_used_and_signal_n, entry   on_signal       signal_begins()
  *     vhost_add_used_n, exit             on_written      packets_written()
  *     kvm_arch_set_irq_inatomic, entry   on_irqfd        note_signalled_vm()     \ if the guest wants an
  *     kvm_apic_accept_irq                on_accept_irq   interrupt_accepted()    / interrupt
  *   vhost_add_used_and_signal_n, exit    on_signalled    signal_ends()
- *   tun_sendmsg, entry                   on_tun_sendmsg  settle_taken()
+ *   tun_sendmsg, entry                   on_tun_sendmsg  notice_skipped_signal()
+ *   vhost_add_used_and_signal_n, entry   on_signal       sent_frames_signalled()   of the transmit queue
+ *
+ * For macvtaps it is tap_recvmsg and tap_sendmsg (macvtap.bpf.h).
  *
  * handle_rx() takes packets in a loop, signals them, and leaves none unsignalled when it returns, but for
  * those that it could not write, as the guest's buffers were too small or not mapped: it discards these.
@@ -68,28 +71,56 @@ static __always_inline bool is_halted(u8 state)
  */
 #define VECTOR_SKIPPED 255
 
-/* It is not known when the guest received the packets that the worker took until `upto`. */
-static __always_inline void emit_skipped(struct clock *worker, u64 now, u64 upto)
+/* A record of a signal that ended at `now`; the caller fills in what is known of a vCPU, and submits it. */
+static __always_inline struct rec_irq *reserve_irq(struct clock *worker, u64 now, u8 delivery, u64 signalled)
 {
 	struct rec_irq *r = reserve(sizeof(*r));
 
 	if (!r)
-		return;
-	fill_head(&r->head, now, REC_IRQ, DELIVERY_UNKNOWN, worker->signal.queue.ifindex);
-	r->signalled = upto;
+		return NULL;
+	fill_head(&r->head, now, REC_IRQ, delivery, worker->signal.queue.ifindex);
+	r->signalled = signalled;
 	r->tid = current_tid();
-	r->vm = 0;
+	r->vector = 0;
+	return r;
+}
+
+static __always_inline void fill_vcpu(struct rec_irq *r, const struct vcpu_key *vcpu, u16 index, u8 state,
+				      const u64 *clock)
+{
+	r->vm = vcpu->vm;
+	r->vcpu = vcpu->vcpu;
+	r->index = index;
+	r->state = state;
+	__builtin_memcpy(r->clock, clock, sizeof(r->clock));
+}
+
+/* It is not known which vCPU received the packets, nor what it did. vm: that KVM was told to interrupt; 0:
+ * not known. */
+static __always_inline void emit_unknown(struct clock *worker, u64 now, u64 signalled, u32 vm, u8 vector)
+{
+	struct rec_irq *r = reserve_irq(worker, now, DELIVERY_UNKNOWN, signalled);
+
+	if (!r)
+		return;
+	r->vm = vm;
 	r->vcpu = 0;
 	r->index = NOT_KNOWN;
-	r->vector = VECTOR_SKIPPED;
+	r->vector = vector;
 	r->state = STATE_UNKNOWN;
-	__builtin_memcpy(r->clock, worker->signal.clock, sizeof(r->clock)); /* of no meaning */
+	__builtin_memset(r->clock, 0, sizeof(r->clock));
 	submit(r);
 }
 
+/* It is not known when the guest received the packets that the worker took until `upto`. */
+static __always_inline void emit_skipped(struct clock *worker, u64 now, u64 upto)
+{
+	emit_unknown(worker, now, upto, 0, VECTOR_SKIPPED);
+}
+
 /*
- * Called by probes that never run within vhost_add_used_and_signal_n(). If a signal has not ended, the kernel
- * skipped on_signalled(): its packets would be taken for those of the next signal. `now`: see packet_taken().
+ * Called where no signal can be under way. If one has not ended, the kernel skipped on_signalled(): its
+ * packets would be taken for those of the next signal. `now`: see packet_taken().
  */
 static __always_inline void end_previous_signal(struct clock *worker, u64 now)
 {
@@ -123,9 +154,10 @@ static __always_inline void packet_taken(struct clock *worker, u64 now, const st
 /*
  * The worker does something that it does only when it has signalled what it took: it begins to empty a tap,
  * or sends frames of the guest. If it holds packets still, the kernel skipped the probes at both ends of
- * their signal, or vhost has discarded them. (These the kernel frees as dropped: see drops.bpf.h.)
+ * their signal, or vhost has discarded them. (Those for which the guest's buffers were too small the kernel
+ * frees as dropped: see drops.bpf.h.)
  */
-static __always_inline void settle_taken(struct clock *worker, u16 last_used)
+static __always_inline void notice_skipped_signal(struct clock *worker, u16 last_used)
 {
 	u64 now;
 
@@ -136,6 +168,23 @@ static __always_inline void settle_taken(struct clock *worker, u16 last_used)
 	if (worker->holds && worker->last_used != last_used)
 		emit_skipped(worker, now, now);
 	worker->holds = HOLDS_NOTHING;
+}
+
+/* A worker begins to empty a tap. Of the first round that is seen, nothing is known of the count before. */
+static __always_inline void round_begins(struct clock *worker, u64 net, u16 last_used)
+{
+	if (worker->net == net)
+		notice_skipped_signal(worker, last_used);
+	else
+		worker->holds = HOLDS_NOTHING;
+	worker->net = net;
+}
+
+/* vhost has notified the guest of frames that it has sent for it: no signal of received packets. */
+static __always_inline void sent_frames_signalled(struct clock *worker, u16 last_used)
+{
+	notice_skipped_signal(worker, last_used);
+	worker->signal.begun = 0;
 }
 
 /* A signal begins, of the packets that the worker has taken. */
@@ -179,11 +228,11 @@ static __always_inline void signal_begins(struct clock *worker, const struct tap
  * took longer than STALL_NS to come here, the guest may have received the packets at any time since the
  * signal began.
  *
- * probe_skipped: this is the end of the signal, as the kernel skipped on_written(). So the write was longer
- * ago, and whatever the vCPU did since the signal began, it may have done with the packets or without, unless
- * it was in guest mode all the time, or not at all.
+ * unseen: this is the end of the signal; on_written() did not run, because the kernel skipped it or lacks its
+ * function. So the write was longer ago, and whatever the vCPU did since the signal began, it may have done
+ * with the packets or without, unless it was in guest mode all the time, or not at all.
  */
-static __always_inline void packets_written(struct signal *s, bool probe_skipped)
+static __always_inline void packets_written(struct signal *s, bool unseen)
 {
 	struct clock *c = s->target.vm ? vcpu_clock(&s->target) : NULL;
 	u64 now = bpf_ktime_get_ns(), in_guest = s->clock[STATE_GUEST];
@@ -191,7 +240,7 @@ static __always_inline void packets_written(struct signal *s, bool probe_skipped
 	bool ran, stayed;
 
 	if (c) {
-		s->before = request_entry(c, now);
+		s->replaced = request_entry(c, now);
 		s->state = clock_peek(c, now, s->clock);
 		/* read anew: the worker may have lost its CPU just before the look at the vCPU */
 		took = bpf_ktime_get_ns() - s->begun;
@@ -201,27 +250,15 @@ static __always_inline void packets_written(struct signal *s, bool probe_skipped
 		if (took > STALL_NS)
 			s->arrival_unknown = ran || s->state == STATE_GUEST;
 		else
-			s->arrival_unknown = ran && (probe_skipped ? !stayed : is_halted(s->state));
+			s->arrival_unknown = ran && (unseen ? !stayed : is_halted(s->state));
 		s->entry_requested = s->state != STATE_GUEST && !s->arrival_unknown;
 		if (!s->entry_requested)
-			cancel_request(c, now, s->before);
+			cancel_request(c, now, s->replaced);
 	} else {
 		s->state = STATE_UNKNOWN;
 	}
 	/* of a stalled worker it says how long that took */
 	s->written = s->arrival_unknown ? s->begun + took : now;
-}
-
-static __always_inline struct rec_irq *reserve_irq(struct clock *worker, u64 now, u8 delivery)
-{
-	struct rec_irq *r = reserve(sizeof(*r));
-
-	if (!r)
-		return NULL;
-	fill_head(&r->head, now, REC_IRQ, delivery, worker->signal.queue.ifindex);
-	r->signalled = worker->signal.begun;
-	r->tid = current_tid();
-	return r;
 }
 
 /* An interrupt is sent after all: the entry that takes it will be seen, or is requested anew. */
@@ -232,7 +269,7 @@ static __always_inline void drop_request(struct clock *worker)
 
 	s->entry_requested = 0;
 	if (c)
-		cancel_request(c, s->written, s->before);
+		cancel_request(c, s->written, s->replaced);
 }
 
 /* KVM is told to interrupt this VM, in the context of the worker. */
@@ -305,14 +342,10 @@ static __always_inline void interrupt_accepted(struct clock *worker, u32 apicid,
 		bpf_map_update_elem(&accepted, &key, &now, BPF_ANY);
 	}
 
-	r = reserve_irq(worker, now, delivery);
+	r = reserve_irq(worker, now, delivery, worker->signal.begun);
 	if (r) {
-		r->vm = target.vm;
-		r->vcpu = target.vcpu;
-		r->index = index;
+		fill_vcpu(r, &target, index, state, spent);
 		r->vector = vector;
-		r->state = state;
-		__builtin_memcpy(r->clock, spent, sizeof(spent));
 		submit(r);
 	}
 	/* a VMM's thread, whose signal has no other end that is seen; not before the record is submitted, as
@@ -325,13 +358,14 @@ static __always_inline void interrupt_accepted(struct clock *worker, u32 apicid,
 
 /*
  * A signal has ended: tells what it was, unless an interrupt did. One of which the kernel skipped on_signal()
- * is one of received packets if the worker holds some: see settle_taken().
+ * is one of received packets if the worker holds some: see
+ * notice_skipped_signal().
  */
 static __always_inline void signal_ends(struct clock *worker)
 {
 	struct signal *s = &worker->signal;
 	struct rec_irq *r;
-	bool known, unknown, probe_skipped;
+	bool known, unknown, write_unseen;
 	u64 at;
 
 	if (!s->begun && worker->holds && worker->actor == ACTOR_WORKER) {
@@ -339,20 +373,20 @@ static __always_inline void signal_ends(struct clock *worker)
 		emit_skipped(worker, at, at);
 	}
 	if (s->begun && !s->sent) {
-		probe_skipped = !s->written && !s->vm;
-		if (probe_skipped)
+		write_unseen = !s->written && !s->vm;
+		if (write_unseen)
 			packets_written(s, true);
 		known = s->written && s->target.vm && !s->vm;
 		unknown = known && s->arrival_unknown;
 		at = unknown ? s->begun : s->written ? s->written : bpf_ktime_get_ns();
-		r = reserve_irq(worker, at, known && !unknown ? DELIVERY_SUPPRESSED : DELIVERY_UNKNOWN);
+		/* if it is not known when the guest received them: see model::event::Delivery::Unknown */
+		r = reserve_irq(worker, at, known && !unknown ? DELIVERY_SUPPRESSED : DELIVERY_UNKNOWN,
+				unknown ? s->written : s->begun);
 		if (r) {
-			if (unknown) /* see model::event::Delivery::Unknown */
-				r->signalled = s->written;
 			r->vm = known ? s->target.vm : s->vm;
 			r->vcpu = known ? s->target.vcpu : 0;
 			r->index = known ? vcpu_index(vcpu_clock(&s->target)) : NOT_KNOWN;
-			r->vector = unknown && probe_skipped && settings.writes_are_seen ? VECTOR_SKIPPED : 0;
+			r->vector = unknown && write_unseen && settings.writes_are_seen ? VECTOR_SKIPPED : 0;
 			r->state = known ? s->state : STATE_UNKNOWN;
 			/* of no meaning if the state is not known */
 			__builtin_memcpy(r->clock, s->clock, sizeof(r->clock));

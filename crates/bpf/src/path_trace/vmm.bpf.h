@@ -35,20 +35,8 @@ static __always_inline struct tun_file *queue_of_file(struct kiocb *iocb, struct
  * not learnt yet whose the interrupt is that was sent; 0 for other reasons. */
 static __always_inline void give_up_taken(struct clock *c, u64 now, u32 vm)
 {
-	struct rec_irq *r;
-
 	c->signal.queue = c->taking;
-	c->signal.begun = now;
-	r = reserve_irq(c, now, DELIVERY_UNKNOWN);
-	if (r) {
-		r->vm = vm;
-		r->vcpu = 0;
-		r->index = NOT_KNOWN;
-		r->vector = 0;
-		r->state = STATE_UNKNOWN;
-		__builtin_memset(r->clock, 0, sizeof(r->clock));
-		submit(r);
-	}
+	emit_unknown(c, now, now, vm, 0);
 	c->signal.begun = 0;
 	c->taking.ifindex = 0;
 }
@@ -78,15 +66,9 @@ static __always_inline void not_signalled(struct clock *c, u64 now)
 	if (state == STATE_GUEST)
 		cancel_request(vcpu, now, before);
 	c->signal.queue = q;
-	c->signal.begun = now;
-	r = reserve_irq(c, now, DELIVERY_SUPPRESSED);
+	r = reserve_irq(c, now, DELIVERY_SUPPRESSED, now);
 	if (r) {
-		r->vm = target->vm;
-		r->vcpu = target->vcpu;
-		r->index = vcpu_index(vcpu);
-		r->vector = 0;
-		r->state = state;
-		__builtin_memcpy(r->clock, spent, sizeof(spent));
+		fill_vcpu(r, target, vcpu_index(vcpu), state, spent);
 		submit(r);
 	}
 	c->signal.begun = 0;
@@ -147,7 +129,7 @@ int BPF_PROG(on_vmm_read, struct kiocb *iocb)
 	data = BPF_CORE_READ(skb, data);
 	len = BPF_CORE_READ(skb, len);
 	p.len = len;
-	if (!parse(data, data + (len - BPF_CORE_READ(skb, data_len)), true, true, false, &p))
+	if (!parse(data, data + (len - BPF_CORE_READ(skb, data_len)), AT_TAP | TO_GUEST, &p))
 		return 0;
 	depth = queue_depth(&tfile->tx_ring, c);
 	emit_tap(&p, now, POINT_TAP_DEQUEUE, q.ifindex, c, depth ? depth - 1 : 0, NOT_KNOWN);

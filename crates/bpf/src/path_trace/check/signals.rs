@@ -1,7 +1,7 @@
 //! What is told of a worker's signals, on signals made for it: also if the kernel skipped runs of the probes, as it does while
 //! another worker is preempted within such a probe on the same CPU.
 
-use super::threads::{HOG, Happening, Host, TOLD, TOLD_WORKER, US, records, telling};
+use super::threads::{HOG, Happening, Host, TOLD, TOLD_WORKER, US, records, telling, telling_without_writes};
 use super::{clock, types};
 use teiji_model::event::{Delivery, EventKind, Interrupt};
 use teiji_model::stage::ThreadState;
@@ -11,7 +11,10 @@ const INDEX: u32 = 3;
 
 /// A host with a vCPU in guest mode, which has taken an interrupt of its worker.
 fn host() -> Host {
-    let mut host = telling();
+    with_an_interrupt(telling())
+}
+
+fn with_an_interrupt(mut host: Host) -> Host {
     clock(&host.object, "meet_worker", TOLD_WORKER, 0);
     enters(&host);
     host.passes(100 * US);
@@ -137,6 +140,25 @@ fn when_the_guest_received_packets_is_told_as_far_as_it_is_known() {
     }
 }
 
+/// On such a kernel every signal lacks the probe after the write: none counts as one of which it was skipped.
+#[test]
+fn where_the_write_cannot_be_probed_no_probe_is_skipped() {
+    for (n, case) in CASES.iter().enumerate() {
+        let mut host = with_an_interrupt(telling_without_writes());
+        if case.asleep {
+            host.sleeps(0, TOLD, HOG);
+        }
+        let began = begins(&mut host);
+        for (what, at) in case.does {
+            host.now = began + at * US;
+            host.happens(*what, 0, TOLD, HOG);
+        }
+        host.now = began + case.ends * US;
+        let (_, told) = ends(&host);
+        assert_eq!((told.arrival_is_unknown(), told.vector), (!case.known[1], 0), "case {n}");
+    }
+}
+
 /// It is the state after the write that counts: what the vCPU does later, it does with the packets.
 #[test]
 fn what_happens_after_the_write_changes_nothing() {
@@ -215,9 +237,9 @@ fn a_signal_whose_beginning_was_skipped_is_told_at_its_end() {
 /// record already.
 #[test]
 fn a_signal_whose_end_was_skipped_is_told_when_the_worker_does_something_else() {
-    use Happening::{BeginsRound, Sends, SignalsSent, Takes};
+    use Happening::{BeginsRound, Sends, SignalsSentFrames, Takes};
     for sent in [false, true] {
-        for what in [SignalsSent, Takes, Sends, BeginsRound] {
+        for what in [SignalsSentFrames, Takes, Sends, BeginsRound] {
             let mut host = host();
             host.sleeps(0, TOLD, HOG);
             takes(&host, 1);
@@ -236,7 +258,7 @@ fn a_signal_whose_end_was_skipped_is_told_when_the_worker_does_something_else() 
                 assert!(is_skipped(&first, host.now - 1, began), "{first:?}");
             }
             // An interrupt for frames that it has sent says nothing of its packets.
-            if matches!(what, SignalsSent | Sends) {
+            if matches!(what, SignalsSentFrames | Sends) {
                 accepted(&host, 5);
                 host.happens(Happening::Signalled, 0, TOLD_WORKER, 0);
             }
@@ -267,8 +289,8 @@ fn a_signal_of_which_all_was_skipped_is_told_when_the_worker_takes_the_next_pack
 /// The same, and then the worker is idle: the next packet may be one that no trace follows, and its interrupt is sent.
 #[test]
 fn a_signal_of_which_all_was_skipped_is_told_although_the_worker_slept_since() {
-    use Happening::{BeginsRound, Sends, SignalsSent, Takes};
-    for what in [BeginsRound, Sends, SignalsSent, Takes] {
+    use Happening::{BeginsRound, Sends, SignalsSentFrames, Takes};
+    for what in [BeginsRound, Sends, SignalsSentFrames, Takes] {
         // What vhost cannot write it discards.
         for written in [true, false] {
             let mut host = host();
@@ -280,7 +302,7 @@ fn a_signal_of_which_all_was_skipped_is_told_although_the_worker_slept_since() {
             host.preempts(0, HOG, TOLD_WORKER);
             host.happens(what, 0, TOLD_WORKER, if written { 2 } else { 1 });
             // An interrupt for what it has sent.
-            if matches!(what, SignalsSent) {
+            if matches!(what, SignalsSentFrames) {
                 accepted(&host, 5);
                 host.happens(Happening::Signalled, 0, TOLD_WORKER, 0);
             }
@@ -294,6 +316,18 @@ fn a_signal_of_which_all_was_skipped_is_told_although_the_worker_slept_since() {
             assert_eq!(suppressed(&mut host).vcpu, INDEX);
         }
     }
+}
+
+/// A trace may begin within a round, so that of its packets the count of used buffers is not known; vhost discards them.
+#[test]
+fn nothing_is_told_of_a_round_whose_beginning_was_not_seen() {
+    let mut host = host();
+    takes(&host, 0);
+    host.passes(100 * US);
+    host.happens(Happening::BeginsFirstRound, 0, TOLD_WORKER, 500);
+    takes(&host, 500);
+    assert_eq!(told(&host).len(), 0);
+    assert_eq!(suppressed(&mut host).vcpu, INDEX);
 }
 
 /// The end of one, and the beginning of the next, to another vCPU.

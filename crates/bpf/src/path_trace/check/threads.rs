@@ -1,14 +1,14 @@
 //! Who is named for the waits of threads, and what is told of vCPUs, in the kernel, on schedules made for it. The kernel half draws its random
 //! numbers from a fixed start, so each run gives the same.
 
-use super::{clock, load, types};
+use super::{clock, load, load_probing, types};
 use crate::object::bytes_of;
 use libbpf_rs::{MapCore, MapFlags, Object, ProgramInput, RingBufferBuilder};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use teiji_model::event::{EventKind, Start, Waker};
-use teiji_model::flow::Flow;
+use teiji_model::flow::{Flow, Matching};
 use teiji_model::stage::ThreadState;
 
 const IDLE: u32 = 0;
@@ -48,9 +48,10 @@ pub(super) enum Happening {
     Signalled,
     Accepted,
     Sends,
-    SignalsSent,
+    SignalsSentFrames,
     BeginsRound,
     EntryTime,
+    BeginsFirstRound,
 }
 
 pub(super) struct Host {
@@ -60,7 +61,10 @@ pub(super) struct Host {
 
 impl Host {
     fn new() -> Host {
-        let object = load(&Flow::default());
+        Host::of(load(&Flow::default()))
+    }
+
+    fn of(object: Object) -> Host {
         for tid in [VCPU, OTHER_VCPU, WORKER] {
             clock(&object, "meet", tid, tid);
         }
@@ -151,7 +155,15 @@ fn this_thread() -> u32 {
 
 /// A host on which vCPU 3 is one of a guest that reports events itself, and [`VCPU`] is not.
 pub(super) fn telling() -> Host {
-    let host = Host::new();
+    telling_on(Host::new())
+}
+
+/// The same on a kernel in which the write to a guest's ring cannot be probed.
+pub(super) fn telling_without_writes() -> Host {
+    telling_on(Host::of(load_probing(&Flow::default(), Matching::Echo, &[]).0))
+}
+
+fn telling_on(host: Host) -> Host {
     clock(&host.object, "meet_vcpu", TOLD, 3);
     let name = host.object.maps().map(|m| m.name().to_string_lossy().into_owned());
     let name = name.into_iter().find(|name| name.ends_with(".bss.followed")).unwrap();
