@@ -17,9 +17,9 @@
 //! Header holds [`Meta`], Events up to [`MAX_EVENTS`] of [`Event`] of the host, Of stream a [`StreamId`] and as many of its
 //! events, States as many of the host's [`VcpuState`]s (from version 4 on), Starts as many of its [`Start`]s (from version 5
 //! on), NIC losses as many [`NicLoss`]es (from version 6 on), Change a [`Change`], End and So far the
-//! [`Counters`]; each in postcard's encoding. Without the Changes, streams and states that an older reader skips, a recording
-//! tells less, and nothing wrong: VMs that came later are not in it, guests are seen from the host only, and it is not known
-//! what vCPUs did while requests were in a guest, nor who woke them.
+//! [`Counters`]; each in postcard's encoding. Without the frames that an older reader skips, a recording tells
+//! less, and nothing wrong: VMs that came later are not in it, guests are seen from the host only, and it is not known what vCPUs
+//! did while requests were in a guest, nor who woke them, nor what NICs discarded.
 //!
 //! Versions 4 and 5 added ways of matching ([`Matching::since`](crate::flow::Matching)), and version 5 kinds of NICs. A recording
 //! whose header has one of them asks its reader to know it; all others are still read by readers of format version 3.
@@ -96,6 +96,8 @@ const OF_STREAM: u8 = OPTIONAL + 2;
 const STATES: u8 = OPTIONAL + 3;
 const STARTS: u8 = OPTIONAL + 4;
 const NIC_LOSSES: u8 = OPTIONAL + 5;
+/// Frames of events of the host that a reader may skip, and the version of the format that added them.
+const EVENTS_SINCE: [(u8, u16); 3] = [(STATES, 4), (STARTS, 5), (NIC_LOSSES, 6)];
 
 /// Why a recording cannot be read or written. Positions are offsets in the file, bytes.
 #[derive(Debug, thiserror::Error)]

@@ -89,8 +89,8 @@ pub struct Report {
     /// Those of `late` for which the analysis would have waited, had not more events waited than it has room for.
     #[serde(default)]
     pub late_no_room: u64,
-    /// Signals of vhost workers of which the kernel skipped the run of a probe that is not among [`Counters::missed`]; their packets
-    /// are left out.
+    /// Signals of vhost workers during which the kernel skipped a probe; these skips are not in [`Counters::missed`]. The requests
+    /// whose packets they delivered are left out.
     #[serde(default)]
     pub skipped_signals: u64,
     /// VMs that came during the trace and were not followed, as there was no room for more than 1,024.

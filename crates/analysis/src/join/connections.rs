@@ -89,9 +89,10 @@ pub(super) enum Part {
     None,
     /// It begins a request.
     Begins { key: u64, validity: Validity },
-    /// It belongs to a request that has begun, or makes it uncertain: then it may be the server's. `second`: the request has more than
-    /// one segment from now on.
+    /// It is the client's, and belongs to a request that has begun. `second`: the request has more than one segment from now on.
     Continues { key: u64, validity: Validity, second: bool },
+    /// It is the server's, and makes a request that has begun uncertain.
+    Doubts { key: u64, validity: Validity },
     /// It was sent before, and belongs to the present request if there is a key.
     Again { key: Option<u64> },
     /// It begins the answer to a request.
@@ -396,7 +397,7 @@ impl Connection {
                 if !(self.interleaved || received) {
                     self.interleaved = true;
                     let validity = Validity::ambiguous(Reason::Interleaved);
-                    outcome.part = Part::Continues { key: self.request, validity, second: false };
+                    outcome.part = Part::Doubts { key: self.request, validity };
                     return;
                 }
                 self.phase = Phase::AtRest;

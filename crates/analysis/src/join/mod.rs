@@ -312,7 +312,7 @@ impl Joiner {
     }
 
     /// The report of a signal came too late to be joined: its packets cannot be followed further. A worker may be held up
-    /// for long before it reports a signal, and that must not cost the requests of all VMs in that time.
+    /// for long before it reports a signal, and that must not cost the requests of all VMs in that time. A skipped signal counts.
     pub(crate) fn late_interrupt(&mut self, i: &Interrupt) {
         self.common.skipped_signals += u64::from(i.is_skipped());
         self.inbound.late_interrupt(i, &mut self.common, &mut self.requests);

@@ -1,8 +1,8 @@
 //! Reading a recording.
 
 use super::{
-    CHANGE, END, EVENTS, Error, FRAME_HEAD, HEADER, MAGIC, MAX_EVENTS, MAX_FRAME, MAX_HEADER, MIN_EVENT,
-    NIC_LOSSES, OF_STREAM, OLDEST, OPTIONAL, SO_FAR, STARTS, STATES, VERSION, check, checksum, preamble, v1,
+    CHANGE, END, EVENTS, EVENTS_SINCE, Error, FRAME_HEAD, HEADER, MAGIC, MAX_EVENTS, MAX_FRAME, MAX_HEADER,
+    MIN_EVENT, OF_STREAM, OLDEST, OPTIONAL, SO_FAR, VERSION, check, checksum, preamble, v1,
 };
 use crate::event::Event;
 use crate::report::{Counters, Meta};
@@ -179,9 +179,12 @@ impl<R: Read> Reader<R> {
                     check::stream(stream).map_err(|what| self.malformed(what))?;
                     self.begin_events(stream, begin)?;
                 }
-                STATES if self.version >= 4 => self.begin_events(StreamId::HOST, 0)?,
-                NIC_LOSSES if self.version >= 6 => self.begin_events(StreamId::HOST, 0)?,
-                STARTS if self.version >= 5 => self.begin_events(StreamId::HOST, 0)?,
+                kind if EVENTS_SINCE
+                    .iter()
+                    .any(|&(events, since)| kind == events && self.version >= since) =>
+                {
+                    self.begin_events(StreamId::HOST, 0)?;
+                }
                 OPTIONAL.. if self.version >= 3 => {}
                 HEADER => return Err(self.malformed("a second Header")),
                 _ => return Err(self.malformed("unknown type of frame")),

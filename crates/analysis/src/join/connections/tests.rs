@@ -175,7 +175,7 @@ fn sides_that_do_not_take_turns_are_found_out() {
     // The server speaks on its own account while a request is on its way.
     let mut t = Told::open();
     assert_eq!(t.asks(101, 201, 10), begins(1));
-    assert_eq!(t.says(201, 101, 10), Part::Continues { key: 1, validity: interleaved(), second: false });
+    assert_eq!(t.says(201, 101, 10), Part::Doubts { key: 1, validity: interleaved() });
     assert_eq!(t.says(211, 111, 10), answers(1));
 }
 
@@ -386,7 +386,9 @@ proptest! {
             match outcome.part {
                 Part::Begins { key, .. } => prop_assert!(of_client && open.insert(key) && open.len() == 1),
                 Part::Answers { key, .. } => prop_assert!(!of_client && open.remove(&key)),
-                Part::Continues { key, .. } | Part::Again { key: Some(key) } => prop_assert!(open.contains(&key)),
+                Part::Continues { key, .. } => prop_assert!(of_client && open.contains(&key)),
+                Part::Doubts { key, .. } => prop_assert!(!of_client && open.contains(&key)),
+                Part::Again { key: Some(key) } => prop_assert!(open.contains(&key)),
                 Part::None | Part::Again { key: None } => {}
             }
         }

@@ -9,24 +9,24 @@ use teiji_model::report::Reason;
 impl RequestTable {
     /// Takes a packet to the guest, or from it: a segment of TCP advances its connection, which may end and mark requests. Returns the
     /// packet's part in requests: its own match; or, of a segment, the request or the answer that it begins, and whether that is
-    /// certain. To be called once for each packet. `packet`: whether it can be followed.
+    /// certain. To be called once for each packet. `packet_validity`: whether it can be followed.
     pub(in crate::join) fn advance_connection(
         &mut self,
         now: u64,
         vm: u32,
         m: Option<&Match>,
         to_guest: bool,
-        packet: Validity,
+        packet_validity: Validity,
         c: &mut Common,
     ) -> Option<(Match, Validity)> {
         let m = m?;
         let Some(segment) = m.segment() else { return Some((*m, Validity::Valid)) };
-        let (key, role, validity) = self.segment(now, vm, m.key, &segment, to_guest, packet, c)?;
+        let (key, role, validity) = self.segment(now, vm, m.key, &segment, to_guest, packet_validity, c)?;
         Some((Match { key, role, group: 0, ..*m }, validity))
     }
 
     /// Returns the key of the request, if the segment begins one or its answer, which of the two, and whether that is certain.
-    /// `packet`: whether the segment itself can be followed.
+    /// `packet_validity`: whether the segment itself can be followed.
     #[allow(clippy::too_many_arguments, reason = "what is known of one segment")]
     fn segment(
         &mut self,
@@ -35,7 +35,7 @@ impl RequestTable {
         connection: u64,
         s: &Segment,
         to_guest: bool,
-        packet: Validity,
+        packet_validity: Validity,
         c: &mut Common,
     ) -> Option<(u64, Role, Validity)> {
         let SegmentOutcome { part, guest_is_client, ended, news, given_up } =
@@ -64,7 +64,7 @@ impl RequestTable {
                 Some((key, Role::Request, validity))
             }
             Part::Answers { key, validity } => Some((key, Role::Final, validity)),
-            Part::Continues { key, validity, .. } if guest_is_client => {
+            Part::Continues { key, validity, .. } | Part::Doubts { key, validity } if guest_is_client => {
                 self.outgoing.continues(vm, key, validity);
                 None
             }
@@ -73,11 +73,15 @@ impl RequestTable {
                 None
             }
             Part::Continues { key, validity, second } => {
-                stats.connections.segments += u64::from(to_guest);
+                stats.connections.segments += 1;
                 stats.connections.of_several_segments += u64::from(second);
                 // A segment that the host drops keeps the guest waiting for its copy.
                 let validity =
-                    if s.payload > 0 && to_guest { validity.worse(dropped(packet)) } else { validity };
+                    if s.payload > 0 { validity.worse(dropped(packet_validity)) } else { validity };
+                self.mark(self.index.get(&(vm, key)).copied().map(CopyId::first), validity);
+                None
+            }
+            Part::Doubts { key, validity } => {
                 self.mark(self.index.get(&(vm, key)).copied().map(CopyId::first), validity);
                 None
             }
@@ -97,20 +101,16 @@ impl RequestTable {
     fn ends_unanswered(&mut self, vm: u32, key: u64, why: NoAnswer, c: &mut Common) {
         let Some(id) = self.index.get(&(vm, key)).copied() else { return };
         match why {
-            NoAnswer::Closed => {
+            NoAnswer::Closed | NoAnswer::Evicted => {
+                let reason = if why == NoAnswer::Closed { Reason::Closed } else { Reason::Evicted };
+                c.evicted += u64::from(why == NoAnswer::Evicted);
                 if let Some(open) = self.open.remove(id) {
-                    self.unanswered(open, Some(Reason::Closed.into()), c);
+                    self.unanswered(open, Some(reason.into()), c);
                 }
             }
             NoAnswer::Missed => {
                 self.index.remove(&(vm, key));
                 self.close(Some(id), Validity::incomplete(Reason::SegmentMissing), c);
-            }
-            NoAnswer::Evicted => {
-                c.evicted += 1;
-                if let Some(open) = self.open.remove(id) {
-                    self.unanswered(open, Some(Reason::Evicted.into()), c);
-                }
             }
         }
     }
