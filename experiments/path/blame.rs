@@ -172,6 +172,24 @@ impl Judged {
         }
     }
 
+    /// The verdict and what it may be judged by, one part of a stage per line: what a failed test shows.
+    pub fn shown(&self) -> String {
+        let mut text = format!("{} {:?}: {}", self.situation, self.acceptance(), self.sentence);
+        for stage in &self.report.stages {
+            let parts = stage.parts.iter().filter(|p| p.mean > 0.0);
+            let parts = parts.map(|p| (Some(p.state), p.p50, p.mean, p.fluctuation_share));
+            let all = [(None, stage.dist.p50, stage.dist.mean, stage.fluctuation_share)];
+            for (state, p50, mean, fluctuation) in all.into_iter().chain(parts) {
+                let name = state.map_or(format!("{:?}", stage.stage), |state| format!("  {state:?}"));
+                let (p50, mean, fluctuation) = (p50 as f64 / 1e3, mean / 1e3, fluctuation * 100.0);
+                text += &format!(
+                    "\n{name:14} median {p50:9.1} µs, mean {mean:9.1} µs, {fluctuation:5.1} % of the fluctuation"
+                );
+            }
+        }
+        text
+    }
+
     /// Time that the wake-up of the halted vCPU took in a typical request, µs.
     pub fn asleep_us(&self) -> f64 {
         let wake = self.report.stages.iter().filter(|s| s.stage == Stage::VcpuWake);

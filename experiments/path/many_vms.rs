@@ -34,8 +34,7 @@ pub struct ManyVms {
     /// The rates tried, in order.
     pub levels: Vec<Level>,
     /// The highest rate that was sent and answered, requests per second.
-    #[serde(rename = "borne")]
-    pub sustained: f64,
+    pub sustained_per_s: f64,
     /// What did not keep up at the next rate: the load generator or the guests; or that all rates were reached.
     pub limit: &'static str,
     /// Events that teiji took in.
@@ -68,9 +67,9 @@ pub fn run(lab: &Lab, guests: &[&Guest<'_>], extent: &Extent) -> Result<ManyVms>
     let names: Vec<String> = guests.iter().map(|g| format!("--vm {}", g.name())).collect();
     let arguments = format!("{} --flow 'udp port {}'", names.join(" "), load::ECHO_PORT);
     // It records, because only the recording shows which events were late.
-    let trace = Trace::start(lab, "throng", &arguments, true)?;
+    let trace = Trace::start(lab, "many-vms", &arguments, true)?;
     let mut levels: Vec<Level> = Vec::new();
-    let (mut sustained, mut limit) = (0.0, "none of the rates");
+    let (mut sustained_per_s, mut limit) = (0.0, "none of the rates");
     for &rate in extent.rates {
         let level = level(lab, guests, rate, extent.seconds)?;
         crate::say(&format!(
@@ -87,7 +86,7 @@ pub fn run(lab: &Lab, guests: &[&Guest<'_>], extent: &Extent) -> Result<ManyVms>
             levels.push(level);
             break;
         }
-        sustained = level.sent;
+        sustained_per_s = level.sent;
         levels.push(level);
     }
     std::thread::sleep(Duration::from_secs(1));
@@ -97,7 +96,7 @@ pub fn run(lab: &Lab, guests: &[&Guest<'_>], extent: &Extent) -> Result<ManyVms>
         vms: report.vms.len(),
         called: [0, 1, 2].map(|i| levels.iter().map(|l| l.called[i]).sum()),
         levels,
-        sustained,
+        sustained_per_s,
         limit,
         events: report.counters.events,
         lost: report.counters.lost.iter().sum(),
@@ -109,7 +108,7 @@ pub fn run(lab: &Lab, guests: &[&Guest<'_>], extent: &Extent) -> Result<ManyVms>
             .vms
             .iter()
             .flat_map(|vm| &vm.left_out)
-            .filter(is_not_excused)
+            .filter(may_not_be_left_out)
             .map(|l| l.count)
             .sum(),
         requests: [
@@ -121,7 +120,7 @@ pub fn run(lab: &Lab, guests: &[&Guest<'_>], extent: &Extent) -> Result<ManyVms>
 }
 
 /// Whether requests may not be left out for this reason. What the guest did not answer is compared with the load generator's count.
-fn is_not_excused(left_out: &&LeftOut) -> bool {
+fn may_not_be_left_out(left_out: &&LeftOut) -> bool {
     let excused = matches!(
         left_out.reason,
         Reason::EventsLost | Reason::ArrivalUnknown | Reason::OutOfOrder | Reason::TraceEnded

@@ -104,7 +104,8 @@ pub fn may_be_incomplete(traced: &Traced) -> Result<u64> {
 }
 
 /// Checks that teiji tells of no more signals with a skipped probe than the kernel has skipped runs of these probes, and the first
-/// signal of each tap, which may have begun before its probe was attached: that excuses requests.
+/// signal of each tap, which may have begun before its probe was attached: that excuses requests. Nothing is compared if the trace ended
+/// by itself, as the kernel then forgets its count.
 ///
 /// # Errors
 /// If it tells of more.

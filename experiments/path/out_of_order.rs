@@ -2,8 +2,9 @@
 //! ring once more after it has enabled interrupts, and may take a packet whose interrupt is under way, or for which none is sent.
 //!
 //! The report's count of such requests is made by teiji, so it excuses nothing by itself. The recording has to show as many
-//! requests that were answered between signal and entry. Only a vCPU in guest mode can take a packet without its interrupt, and
-//! without any interrupt, which vCPU receives a packet is teiji's own conclusion; so only few of all others count. Of TCP, whose packets have the key of their connection, the recording shows none.
+//! requests that were answered between signal and entry. If an interrupt was sent to a vCPU in guest mode, that vCPU may have polled
+//! the packet first: all of these are excused. Of all others at most 3, or 1 %: there the vCPU was not running, or teiji itself
+//! concluded which vCPU it was. Of TCP, whose packets have the key of their connection, the recording shows none.
 
 use super::late::events;
 use anyhow::{Context, Result, ensure};

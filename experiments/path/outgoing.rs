@@ -66,14 +66,13 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, case: &Case, load: impl FnOnce() -> Res
         (Capture::start(lab, case, "around", "", &tap)?, Side::Uplink),
     ];
     load()?;
-    let (mut capture_dropped, mut sent_again_at_tap) = (0, 0);
+    let (mut capture_dropped, mut sent_again) = (0, Vec::new());
     let mut captured = Vec::new();
     for (capture, side) in captures {
         let (file, counts) = capture.stop(lab)?;
         capture_dropped += counts.dropped;
         let packets = pcap::packets(&file)?;
-        // The last one, whose value stays, is at the tap.
-        sent_again_at_tap = pcap::sent_again(&packets, lab.host.peer_ip());
+        sent_again.push(pcap::sent_again(&packets, lab.host.peer_ip()));
         let pairs = pcap::pair(&packets, lab.host.peer_ip(), case.pairing, side);
         captured.push(times(&pairs.exchanges.iter().map(|e| e.total as f64).collect::<Vec<_>>()));
     }
@@ -91,7 +90,7 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, case: &Case, load: impl FnOnce() -> Res
         outgoing,
         to_guest: vm.requests,
         captured: captured.try_into().ok().context("not three captures")?,
-        sent_again_at_tap,
+        sent_again_at_tap: sent_again[2],
         capture_dropped,
         excused: of_unseen + of_stalled,
     })

@@ -75,7 +75,7 @@ pub fn markdown(f: &Found) -> String {
              {:.1} MB.\n\n| asked, 1/s | sent, 1/s | answered |\n\
              | --- | --- | --- |",
             c.vms,
-            c.sustained,
+            c.sustained_per_s,
             c.limit,
             c.events,
             c.lost,

@@ -273,10 +273,15 @@ pub fn sent_again(packets: &[Seen<'_>], to: Ipv4Addr) -> u64 {
     let mut ends: HashMap<&[u8], u32> = HashMap::new();
     let mut again = 0;
     for p in packets.iter().filter(|p| p.proto == 6 && p.to == to) {
-        let (Some(ports), Some(sequence), Some(offset)) = (p.data.get(..4), p.data.get(4..8), p.data.get(12))
+        let (Some(ports), Some(sequence), Some([offset, flags])) =
+            (p.data.get(..4), p.data.get(4..8), p.data.get(12..14))
         else {
             continue;
         };
+        const SYN: u8 = 0x02;
+        if flags & SYN != 0 {
+            ends.remove(ports); // The ports are used again.
+        }
         let begin = u32::from_be_bytes(sequence.try_into().unwrap_or_default());
         let payload = p.len.saturating_sub(usize::from(*offset >> 4) * 4) as u32;
         if payload == 0 {
@@ -438,7 +443,12 @@ mod tests {
                 [&[0, port, 0, 80], &sequence.to_be_bytes()[..], &[0; 4], &[0x50, 0x18], &[0; 6]].concat();
             [head, vec![b'x'; payload]].concat()
         };
-        // The last byte of a sequence, then the first one.
+        let opens = |port, sequence| {
+            let mut syn = segment(port, sequence, 0);
+            syn[13] = 0x02;
+            syn
+        };
+        // The last byte of a sequence, then the first one; at the end another connection with the same ports.
         let all = [
             segment(1, u32::MAX, 1),
             segment(1, 0, 10),
@@ -447,6 +457,8 @@ mod tests {
             segment(1, 0, 10),
             segment(1, u32::MAX, 11),
             segment(1, 10, 5),
+            opens(1, 3),
+            segment(1, 4, 5),
         ];
         let packets: Vec<_> = all.iter().map(|data| seen(1, false, 6, data)).collect();
         assert_eq!((sent_again(&packets, GUEST), sent_again(&packets, PEER)), (2, 0));

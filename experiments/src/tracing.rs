@@ -4,7 +4,7 @@
 //! start ──► attached (it prints "tracing") ──► load ──► stop (SIGINT) ──► report, recording
 //! ```
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
@@ -84,8 +84,8 @@ pub struct Traced {
     pub printed: String,
     /// Peak resident memory until teiji was stopped, kB; 0 if it ended by itself.
     pub peak_kb: u64,
-    /// How many runs of the probes of signals the kernel has skipped until teiji was stopped, by its own count; `None` if it ended by
-    /// itself. If other traces ran, theirs are counted as well.
+    /// How many runs of the probes of signals the kernel has skipped until just before teiji was told to stop, by its own count; `None`
+    /// if it ended by itself. If other traces ran, theirs are counted as well.
     pub skipped_runs: Option<u64>,
     /// The recording, on this machine.
     pub recording: Option<PathBuf>,
@@ -143,16 +143,18 @@ impl<'l> Trace<'l> {
         Ok(line.split(':').nth(1).unwrap_or_default().trim().to_owned())
     }
 
-    /// How many runs of these programs the kernel has skipped until now, by its own count; 0 if there is no such program.
+    /// How many runs of these programs the kernel has skipped until now, by its own count.
     ///
     /// # Errors
-    /// If bpftool fails.
+    /// If bpftool fails, or there is none of these programs.
     pub fn skipped_runs(&self, programs: &[&str]) -> Result<u64> {
         let printed = self.lab.host.run("bpftool --json prog show")?.ok()?;
         let all: Vec<serde_json::Value> = serde_json::from_str(&printed).context("read bpftool's list")?;
         let wanted = |p: &&serde_json::Value| programs.iter().any(|name| p["name"] == *name);
         let skipped = |p: &serde_json::Value| p["recursion_misses"].as_u64().unwrap_or(0);
-        Ok(all.iter().filter(wanted).map(skipped).sum())
+        let found: Vec<_> = all.iter().filter(wanted).collect();
+        ensure!(!found.is_empty(), "there is none of the programs {programs:?}");
+        Ok(found.into_iter().map(skipped).sum())
     }
 
     /// Ends teiji with SIGINT, as Ctrl-C does, and reads its report.

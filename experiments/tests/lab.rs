@@ -26,13 +26,16 @@ use teiji_experiments::programs;
 use teiji_experiments::tracing::{Lab, Trace, Traced};
 use teiji_experiments::verify;
 use teiji_lab::harness::{self, Shared};
-use teiji_lab::{Child, Guest, GuestSpec, Kernel};
+use teiji_lab::{Child, Guest, GuestSpec, Kernel, NIC_PAIR, Spec};
+use teiji_model::event::NicCounter;
 use teiji_model::report::{Reason, Report, VmReport};
 
 const ECHO: &str = "--vm vm1 --flow 'udp port 7'";
 
-static LAB: Shared<Lab> =
-    Shared::new("the lab", || Lab::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("teiji")).unwrap());
+static LAB: Shared<Lab> = Shared::new("the lab", || {
+    let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("teiji");
+    Lab::boot_as(&out, Spec { nic_pair: true, ..Spec::default() }).unwrap()
+});
 /// A guest with a running echo server.
 static VM1: Shared<(Guest<'static>, Child)> = Shared::new("the guest vm1", || {
     let guest = LAB.host.guest(&load::placed("vm1")).unwrap();
@@ -175,17 +178,21 @@ fn a_thread_that_runs_briefly_is_not_taken_for_all_of_a_wait() {
     let share = judged.capped_behind_hogs.unwrap();
     eprintln!("the short task had {of_all:.3} of the CPU; {share:.3} of the waits were behind the hogs");
     // Its part of the CPU is usually 4 %. With much more it would not run briefly, and the last line would say little.
-    assert!(of_all < 0.1, "the short task had {of_all} of the CPU: {judged:?}");
-    assert_ne!(judged.acceptance(), Acceptance::Wrong, "{:#?}", judged.report);
+    assert!(of_all < 0.1, "the short task had {of_all} of the CPU: {}", judged.shown());
+    assert_ne!(judged.acceptance(), Acceptance::Wrong, "{}", judged.shown());
     // What the report names is what the requests say.
     let waits = judged.waits_behind_hogs.unwrap();
     match judged.reported_behind_hogs {
         Some(reported) => {
-            assert!((reported - waits).abs() <= 0.02, "{reported}, by the requests {waits}: {judged:?}");
+            assert!(
+                (reported - waits).abs() <= 0.02,
+                "{reported}, by the requests {waits}: {}",
+                judged.shown()
+            );
         }
         None => eprintln!("the guest took so much of the time that the waits are no finding"),
     }
-    assert!(share >= 0.9 - 2.0 * of_all, "{share} of the waits, {of_all} of the CPU: {judged:?}");
+    assert!(share >= 0.9 - 2.0 * of_all, "{share} of the waits, {of_all} of the CPU: {}", judged.shown());
 }
 
 fn hogs_on_the_vhost_workers_cpu_are_blamed() {
@@ -193,7 +200,11 @@ fn hogs_on_the_vhost_workers_cpu_are_blamed() {
 }
 
 fn the_wake_up_of_an_idle_guest_is_blamed() {
+    // All emulated CPUs wake up in about the same time, so the vCPU's wake-up is only slightly longer than those of the worker, and on
+    // a busy machine not always. On a CPU that leaves its idle state slowly it is the longest whatever else this machine does.
+    let slow = load::slow_idle(&LAB.host, load::VCPU_CPU).unwrap();
     is_blamed(&blame::SITUATIONS[2]);
+    drop(slow);
 }
 
 /// In every run the verdict blames the cause, or the cause is the greatest part of what the host's threads did: the
@@ -205,21 +216,65 @@ fn is_blamed(s: &blame::Situation) {
     let mut runs = Vec::new();
     for run in 1..=SHORT.runs {
         let judged = blame::run(&LAB, vm1(), s, run, &SHORT).unwrap();
-        eprintln!("{} {:?}: {}", s.name, judged.acceptance(), judged.sentence);
+        eprintln!("{}", judged.shown());
         assert_eq!(judged.lost, 0);
         runs.push(judged.acceptance());
-        assert!(blame::accepted(&runs), "{} of run {run}, {runs:?}: {:#?}", s.name, judged.report);
+        assert!(blame::accepted(&runs), "run {run}, {runs:?}: {}", judged.shown());
         let share = judged.preempted_by_hogs.unwrap_or(1.0);
-        assert!(
-            share >= 0.9,
-            "{} of run {run}: {share} of the waits were behind the hogs: {judged:?}",
-            s.name
-        );
+        assert!(share >= 0.9, "run {run}: {share} of the waits were behind the hogs: {}", judged.shown());
+    }
+}
+
+/// A NIC that refuses what is larger than its MTU, and counts it.
+struct LossyNic {
+    name: String,
+    sender: String,
+}
+
+impl LossyNic {
+    fn new() -> LossyNic {
+        let [name, sender] = NIC_PAIR.map(|mac| {
+            let find = format!("modprobe e1000; udevadm settle; basename $(dirname $(grep -l {mac} /sys/class/net/*/address))");
+            LAB.host.run(&find).unwrap().ok().unwrap()
+        });
+        LAB.host
+            .run(&format!("ip link set {name} up; ip link set {sender} mtu 9000 up"))
+            .unwrap()
+            .ok()
+            .unwrap();
+        LossyNic { name, sender }
+    }
+
+    /// The kernel's own count.
+    fn lost(&self) -> u64 {
+        let count = format!("cat /sys/class/net/{}/statistics/rx_errors", self.name);
+        LAB.host.run(&count).unwrap().ok().unwrap().parse().unwrap()
+    }
+
+    /// Until the driver has read the NIC's counter, as it does every two seconds.
+    fn loses(&self, packets: u64) {
+        let (ping, before) =
+            (format!("ping -q -i 0.2 -s 4000 -c {packets} -I {} ff02::1", self.sender), self.lost());
+        LAB.host.run(&ping).unwrap();
+        let begun = Instant::now();
+        while self.lost() < before + packets {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{} of {packets} lost", self.lost() - before);
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+}
+
+impl Drop for LossyNic {
+    fn drop(&mut self) {
+        // If this fails, the lab host ends soon anyway.
+        let _ = LAB.host.run(&format!("ip link set {} down; ip link set {} down", self.name, self.sender));
     }
 }
 
 fn ctrl_c_ends_in_a_report_that_replay_repeats() {
+    let (vm, nic) = (vm1(), LossyNic::new());
     let trace = Trace::start(&LAB, "ctrl-c", ECHO, true).unwrap();
+    let lost_before = nic.lost();
     // No capabilities, and none can be regained. The report and the recording are renamed by processes of their own.
     for set in ["CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb"] {
         let caps = u64::from_str_radix(&trace.status(set).unwrap(), 16).unwrap();
@@ -227,10 +282,17 @@ fn ctrl_c_ends_in_a_report_that_replay_repeats() {
     }
     assert_eq!(trace.status("NoNewPrivs").unwrap(), "1");
     assert!(!trace.status("Uid").unwrap().split_whitespace().any(|uid| uid == "0"));
-    let called = echo(vm1(), 50.0, 100);
+    let called = echo(vm, 50.0, 100);
+    nic.loses(7);
     let traced = trace.stop().unwrap();
     assert_eq!(traced.code, 0, "{}", traced.printed);
     all_are_accounted_for(&traced, called.sent, called.answered());
+    let [loss] = &traced.report.nic_losses[..] else { panic!("{:?}", traced.report.nic_losses) };
+    assert_eq!(
+        (loss.device.as_str(), loss.counter, loss.packets),
+        (nic.name.as_str(), NicCounter::RxErrors, nic.lost() - lost_before)
+    );
+    assert!(loss.packets >= 7, "{loss:?}");
 
     let replay = "setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set -all --inh-caps -all \
                   /mnt/bin/teiji replay /tmp/ctrl-c.teiji --json";

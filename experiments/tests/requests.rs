@@ -242,7 +242,8 @@ fn outgoing_agrees(name: &str, found: &Found, called: Called) {
     let (o, [within, at, around]) = (&found.outgoing, found.captured);
     let r = o.requests;
     assert_eq!(found.capture_dropped, 0, "{name}");
-    // TCP sends again what is acknowledged late: as often as the capture at the guest's tap shows.
+    // TCP sends again what is acknowledged late: no more often than the capture at the guest's tap shows, where segments that belong
+    // to no request are seen, too.
     assert!(
         r.retransmitted <= found.sent_again_at_tap,
         "{name}: {r:?}, {} captured",

@@ -61,7 +61,12 @@ pub struct Spec {
     pub out_dir: Option<PathBuf>,
     /// Whether it has an SR-IOV NIC (Intel 82576, driver igb).
     pub sriov: bool,
+    /// Whether it has two NICs on one wire (Intel 82540EM, driver e1000). Their MAC addresses are [`NIC_PAIR`].
+    pub nic_pair: bool,
 }
+
+/// See [`Spec::nic_pair`].
+pub const NIC_PAIR: [&str; 2] = ["52:54:00:77:02:01", "52:54:00:77:02:02"];
 
 impl Default for Spec {
     fn default() -> Spec {
@@ -74,6 +79,7 @@ impl Default for Spec {
             bin_is_final: false,
             out_dir: None,
             sriov: false,
+            nic_pair: false,
         }
     }
 }

@@ -53,5 +53,5 @@ mod tsc;
 pub use child::Child;
 pub use error::{Error, Result};
 pub use guest::{Guest, GuestSpec};
-pub use host::{DEFAULT_LIMIT, LabHost, Mode, Output, PROGRAMS_BUILT, Spec, shared};
+pub use host::{DEFAULT_LIMIT, LabHost, Mode, NIC_PAIR, Output, PROGRAMS_BUILT, Spec, shared};
 pub use recipe::Kernel;

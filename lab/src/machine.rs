@@ -23,7 +23,7 @@ use crate::{
     confine::{Confine, INSIDE},
     ends::{self, End},
     error::{Doing, Error, Result},
-    host::{Mode, Spec},
+    host::{Mode, NIC_PAIR, Spec},
     monitor,
     recipe::{IMAGE, Kernel},
     remote::WITNESS,
@@ -307,6 +307,11 @@ fn lab_host_args(spec: &Spec, accel: Accel) -> Vec<String> {
         add("-device pcie-root-port,id=nicport,chassis=1,slot=1 -netdev user,id=nic,restrict=on".into());
         add("-device igb,bus=nicport,netdev=nic,mac=52:54:00:77:01:01".into());
         line += " iomem=relaxed";
+    }
+    if spec.nic_pair {
+        for (n, mac) in NIC_PAIR.iter().enumerate() {
+            add(format!("-netdev hubport,id=wire{n},hubid=0 -device e1000,netdev=wire{n},mac={mac}"));
+        }
     }
     a.extend(["-append".into(), line]);
     a

@@ -200,6 +200,9 @@ struct Boot {
     /// Add an SR-IOV NIC
     #[arg(long)]
     sriov: bool,
+    /// Add two NICs on one wire
+    #[arg(long)]
+    nic_pair: bool,
     /// Folder visible read-only at /mnt/bin [default: the folder of this program]
     #[arg(long)]
     bin: Option<PathBuf>,
@@ -220,6 +223,7 @@ impl Boot {
             bin_dir: self.bin.clone().or_else(|| here.parent().map(Into::into)),
             out_dir: self.out.clone(),
             sriov: self.sriov,
+            nic_pair: self.nic_pair,
         })
     }
 
