@@ -201,23 +201,26 @@ impl Drop for Polling<'_> {
     }
 }
 
-/// Makes `cpu` leave its idle state 10 ms to 30 ms later than it would when it is woken for a thread, as a CPU does that has to
+/// Makes a CPU leave its idle state 10 ms to 30 ms later than it would when it is woken for a vCPU, as a CPU does that has to
 /// return from a deep C-state, but longer; until the value is dropped. An emulated CPU has no such states: each of them wakes
 /// up when this machine's scheduler lets it.
 ///
 /// # Errors
 /// If bpftrace does not begin.
-pub fn slow_idle(host: &LabHost, cpu: u32) -> Result<Child> {
+pub fn slow_idle(host: &LabHost) -> Result<Child> {
     // The waker leaves the thread in a list of the idle CPU and interrupts it (`ttwu_queue_wakelist()`, kernel/sched/core.c);
     // the CPU takes it from there, which is when it can run. The verifier accepts no longer loop in one program than this.
     const STALL: &str = "
-        kprobe:sched_ttwu_pending /cpu == CPU/ {
-            $i = 0;
-            while ($i < 4000) { $i++; @now[cpu] = nsecs; }
+        kprobe:sched_ttwu_pending {
+            $thread = (struct task_struct *)(arg0 - offsetof(struct task_struct, wake_entry));
+            if ($thread->comm == \"CPU 0/KVM\") {
+                $i = 0;
+                while ($i < 4000) { $i++; @now[cpu] = nsecs; }
+            }
         }";
     const STALLS: usize = 8;
-    let stalls = STALL.replace("CPU", &cpu.to_string()).repeat(STALLS);
-    let program = format!("{stalls} interval:ms:500 {{ printf(\"slow\\n\"); }} END {{ clear(@now); }}");
+    let program = STALL.repeat(STALLS);
+    let program = format!("{program} interval:ms:500 {{ printf(\"slow\\n\"); }} END {{ clear(@now); }}");
     let bpftrace = host.spawn(&format!("exec bpftrace -e '{program}' 2>&1"))?;
     bpftrace.wait_for("slow", START)?;
     Ok(bpftrace)

@@ -202,7 +202,7 @@ fn hogs_on_the_vhost_workers_cpu_are_blamed() {
 fn the_wake_up_of_an_idle_guest_is_blamed() {
     // All emulated CPUs wake up in about the same time, so the vCPU's wake-up is only slightly longer than those of the worker, and on
     // a busy machine not always. On a CPU that leaves its idle state slowly it is the longest whatever else this machine does.
-    let slow = load::slow_idle(&LAB.host, load::VCPU_CPU).unwrap();
+    let slow = load::slow_idle(&LAB.host).unwrap();
     is_blamed(&blame::SITUATIONS[2]);
     drop(slow);
 }
@@ -234,7 +234,7 @@ struct LossyNic {
 impl LossyNic {
     fn new() -> LossyNic {
         let [name, sender] = NIC_PAIR.map(|mac| {
-            let find = format!("modprobe e1000; udevadm settle; basename $(dirname $(grep -l {mac} /sys/class/net/*/address))");
+            let find = format!("modprobe e1000e; udevadm settle; basename $(dirname $(grep -l {mac} /sys/class/net/*/address))");
             LAB.host.run(&find).unwrap().ok().unwrap()
         });
         LAB.host

@@ -61,7 +61,7 @@ pub struct Spec {
     pub out_dir: Option<PathBuf>,
     /// Whether it has an SR-IOV NIC (Intel 82576, driver igb).
     pub sriov: bool,
-    /// Whether it has two NICs on one wire (Intel 82540EM, driver e1000). Their MAC addresses are [`NIC_PAIR`].
+    /// Whether it has two NICs on one wire (Intel 82574L, driver e1000e). Their MAC addresses are [`NIC_PAIR`].
     pub nic_pair: bool,
 }
 

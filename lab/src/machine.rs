@@ -310,7 +310,11 @@ fn lab_host_args(spec: &Spec, accel: Accel) -> Vec<String> {
     }
     if spec.nic_pair {
         for (n, mac) in NIC_PAIR.iter().enumerate() {
-            add(format!("-netdev hubport,id=wire{n},hubid=0 -device e1000,netdev=wire{n},mac={mac}"));
+            let ends = format!(
+                "local.type=unix,local.path={INSIDE}/run/wire{n},remote.type=unix,remote.path={INSIDE}/run/wire{}",
+                1 - n
+            );
+            add(format!("-netdev dgram,id=wire{n},{ends} -device e1000e,netdev=wire{n},mac={mac}"));
         }
     }
     a.extend(["-append".into(), line]);
