@@ -201,7 +201,7 @@ impl Drop for Polling<'_> {
     }
 }
 
-/// Makes a CPU leave its idle state 10 ms to 30 ms later than it would when it is woken for a vCPU, as a CPU does that has to
+/// Makes a CPU leave its idle state 5 ms to 15 ms later than it would when it is woken for a vCPU, as a CPU does that has to
 /// return from a deep C-state, but longer; until the value is dropped. An emulated CPU has no such states: each of them wakes
 /// up when this machine's scheduler lets it.
 ///
@@ -218,7 +218,7 @@ pub fn slow_idle(host: &LabHost) -> Result<Child> {
                 while ($i < 4000) { $i++; @now[cpu] = nsecs; }
             }
         }";
-    const STALLS: usize = 8;
+    const STALLS: usize = 4;
     let program = STALL.repeat(STALLS);
     let program = format!("{program} interval:ms:500 {{ printf(\"slow\\n\"); }} END {{ clear(@now); }}");
     let bpftrace = host.spawn(&format!("exec bpftrace -e '{program}' 2>&1"))?;
