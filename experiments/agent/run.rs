@@ -34,7 +34,7 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<bool> {
     let folder = summary::folder("agent")?;
-    let (count, vms, seconds) = if args.form.short { (48, 40, 20.0) } else { (1000, 200, 330.0) };
+    let (count, vms, seconds) = if args.form.short { (48, 40, 20.0) } else { (1000, 200, 660.0) };
     let host = Host::boot(&folder.join("lab"), vms)?;
     let mut summary = Summary::new("agent", host.lab.mode(), host.lab.host.kernel());
     let agent = host.agent()?;

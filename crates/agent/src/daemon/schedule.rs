@@ -7,7 +7,8 @@
 //!  a look failed ──► again after RETRY, which doubles up to RETRY_MOST
 //! ```
 //! After a look that took *t*, the next one waits for 4 *t*, but for 1 s at most, or for *t* if that is longer. So looking takes at
-//! most a fifth of a CPU while *t* is at most 0.25 s, and half of one however long a look takes.
+//! most a fifth of a CPU while *t* is at most 0.25 s, and half of one however long a look takes. `idle` is 5 minutes, but 250 *t* if
+//! that is longer, up to 10 minutes: at rest, looking takes at most 0.4 % of a CPU while *t* is at most 2.4 s.
 //!
 //! Times are since any fixed instant. Nothing here reads a clock.
 
@@ -21,8 +22,11 @@ pub(super) const SETTLE: Duration = Duration::from_millis(100);
 pub(super) const LATEST: Duration = Duration::from_millis(400);
 /// How long after the creation of a VM the host is looked at again.
 const AGAIN: [Duration; 2] = [Duration::from_millis(500), Duration::from_millis(1200)];
-/// The time between two looks if nothing happens and the kernel tells of all that does.
+/// The time between two looks if nothing happens and the kernel tells of all that does: this long, or longer if a look takes long.
 const IDLE: Duration = Duration::from_secs(300);
+/// In that case it is this many times as long as the look took, up to [`IDLE_MOST`].
+const IDLE_PER_LOOK: u32 = 250;
+const IDLE_MOST: Duration = Duration::from_secs(600);
 /// The same if a source of hints is missing.
 const IDLE_BLIND: Duration = Duration::from_millis(1500);
 /// The first pause after a failure, and the longest.
@@ -35,7 +39,8 @@ const MOST_NEW: usize = 4096;
 
 /// When to look.
 pub(super) struct Schedule {
-    idle: Duration,
+    /// Whether a source of hints is missing.
+    blind: bool,
     /// Processes of VMs at the last look, and those that have created a VM since.
     processes: BTreeSet<u32>,
     /// The first and the last hint since the last look.
@@ -53,7 +58,7 @@ impl Schedule {
     /// The first look is due at once. `blind`: a source of hints is missing.
     pub(super) fn new(blind: bool) -> Schedule {
         Schedule {
-            idle: if blind { IDLE_BLIND } else { IDLE },
+            blind,
             processes: BTreeSet::new(),
             hinted: None,
             again: Vec::new(),
@@ -111,7 +116,8 @@ impl Schedule {
         self.again.retain(|at| *at > begun);
         let took = now.saturating_sub(begun);
         self.earliest = now + (took * 4).min(PAUSE_MOST.max(took));
-        self.latest = now + if failed { self.retry.min(self.idle) } else { self.idle };
+        let idle = if self.blind { IDLE_BLIND } else { (took * IDLE_PER_LOOK).clamp(IDLE, IDLE_MOST) };
+        self.latest = now + if failed { self.retry.min(idle) } else { idle };
         self.retry = if failed { (self.retry * 2).min(RETRY_MOST) } else { RETRY };
     }
 }
@@ -207,6 +213,15 @@ mod tests {
             hint(&mut s, took + 10, Hint::Lost);
             assert_eq!(s.due(), ms(due));
             looked(&mut s, 0, 0);
+        }
+    }
+
+    #[test]
+    fn at_rest_long_looks_are_less_frequent() {
+        let mut s = Schedule::new(false);
+        for (took, idle) in [(0, 300), (100, 300), (1200, 300), (2000, 500), (2400, 600), (60_000, 600)] {
+            looked(&mut s, 0, took);
+            assert_eq!(s.due(), ms(took + idle * 1000), "{took}");
         }
     }
 
