@@ -7,7 +7,6 @@
 //! total, is the part's share of the fluctuation. The shares of parts that add up to the total add up to 1.
 
 use hdrhistogram::Histogram;
-use std::borrow::Cow;
 use teiji_model::report::{DepthDist, Dist};
 
 /// The longest duration that the histogram distinguishes, ns: one hour.
@@ -33,11 +32,22 @@ impl Counts {
         Some(histogram)
     }
 
-    fn histogram(&self) -> Option<Cow<'_, Histogram<u64>>> {
+    /// The value below or at which this share of the values is; 0 if there is none. Packed ones are not unpacked: a report asks this of
+    /// dozens of series of each VM.
+    fn at_quantile(&self, q: f64) -> u64 {
         match self {
-            Counts::None => None,
-            Counts::Open(histogram) => Some(Cow::Borrowed(histogram)),
-            Counts::Packed(packed) => Counts::unpack(packed).map(Cow::Owned),
+            Counts::None => 0,
+            Counts::Open(histogram) => histogram.value_at_quantile(q),
+            Counts::Packed(all) => {
+                let total = all.iter().fold(0u64, |sum, (_, count)| sum.saturating_add(*count));
+                let wanted = ((q * total as f64).ceil() as u64).max(1);
+                let mut sum = 0u64;
+                let reaches = |(_, count): &&(u64, u64)| {
+                    sum = sum.saturating_add(*count);
+                    sum >= wanted
+                };
+                all.iter().find(reaches).map_or(0, |(value, _)| *value)
+            }
         }
     }
 
@@ -96,8 +106,7 @@ impl Series {
     }
 
     fn quantiles<const N: usize>(&self, q: [f64; N]) -> [u64; N] {
-        let histogram = self.counts.histogram();
-        q.map(|q| histogram.as_ref().map_or(0, |h| h.value_at_quantile(q)).clamp(self.min, self.max))
+        q.map(|q| self.counts.at_quantile(q).clamp(self.min, self.max))
     }
 
     /// The median; 0 if there is no value.
@@ -107,6 +116,16 @@ impl Series {
 
     pub(crate) fn count(&self) -> u64 {
         self.count
+    }
+
+    /// The sum of the values, each counted with `most` at most.
+    pub(crate) fn sum_up_to(&self, most: u64) -> f64 {
+        let of = |value: u64, count: u64| value.min(most) as f64 * count as f64;
+        match &self.counts {
+            Counts::None => 0.0,
+            Counts::Open(h) => h.iter_recorded().map(|v| of(v.value_iterated_to(), v.count_at_value())).sum(),
+            Counts::Packed(all) => all.iter().map(|(value, count)| of(*value, *count)).sum(),
+        }
     }
 
     /// The distribution; all zero if there is no value.

@@ -6,8 +6,8 @@
 //! 2. Fluctuation matters if there are at least [`MIN_REQUESTS`] requests, the 99th percentile is at least [`MIN_SPREAD`] above the
 //!    median, and at least [`MIN_SPREAD_RATIO`] times the median. (In paper P0, the worst request of the quiet case takes 3.8
 //!    times the mean, and that of the case which it analyses 43 times the shortest.) If fluctuation matters, the shares
-//!    of the fluctuation are judged, otherwise the shares of a typical request's time. These are medians, so that a few
-//!    outliers do not decide; those of a stage's parts need not add up to the stage's.
+//!    of the fluctuation are judged, otherwise the shares of a typical request's time. These are medians of
+//!    stages, each divided among the stage's parts, so that a few outliers do not decide.
 //! 3. Every part of a stage belongs to one cause ([`finding`](crate::finding)). Causes are ranked by their largest
 //!    part: two small waits do not outweigh a large one.
 //! 4. A cause belongs to the host, with these exceptions: the guest runs, the guest halts during the request, a part of

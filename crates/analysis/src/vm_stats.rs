@@ -66,6 +66,15 @@ impl DirectionStats {
     }
 }
 
+/// Divides the `median` of a stage among its parts, of which requests may lack all. No request counts with more than that median, so
+/// that a few slow ones do not decide.
+fn typical_parts(stage: &Series, median: u64, parts: &[Series]) -> Vec<u64> {
+    let times: Vec<f64> = parts.iter().map(|part| part.sum_up_to(median)).collect();
+    // The parts of a request that took longer may count with more than the stage.
+    let all = times.iter().sum::<f64>().max(stage.sum_up_to(median)).max(1.0);
+    times.iter().map(|time| (median as f64 * time / all) as u64).collect()
+}
+
 /// See the module.
 #[derive(Clone)]
 pub(crate) struct VmStats {
@@ -190,19 +199,22 @@ impl VmStats {
     }
 
     fn stage_reports(&self) -> Vec<StageReport> {
-        let part = |cell: usize, state| PartReport {
+        let part = |cell: usize, typical, state| PartReport {
             state,
             mean: self.cells.mean(cell),
-            p50: self.cell_series[cell].dist().p50,
+            p50: self.cell_series[cell].median(),
+            typical,
             time_share: self.cells.of_time(cell),
             fluctuation_share: self.cells.of_fluctuation(cell),
         };
         let stage = |(i, stage): (usize, Stage)| {
-            let parts =
-                ThreadState::ALL.into_iter().enumerate().map(|(j, state)| part(i * STATES + j, state));
+            let (at, dist) = (i * STATES, self.stages[i].dist());
+            let typical = typical_parts(&self.stages[i], dist.p50, &self.cell_series[at..at + STATES]);
+            let parts = ThreadState::ALL.into_iter().zip(typical).enumerate();
+            let parts = parts.map(|(j, (state, typical))| part(at + j, typical, state));
             StageReport {
                 stage,
-                dist: self.stages[i].dist(),
+                dist,
                 time_share: self.shares.of_time(i),
                 fluctuation_share: self.shares.of_fluctuation(i),
                 parts: if stage.actor().is_some() { parts.collect() } else { Vec::new() },
@@ -276,6 +288,75 @@ impl VmStats {
             threads: self.threads.report(name),
             verdict,
             findings,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::typical_parts;
+    use crate::stats::Series;
+    use proptest::prelude::*;
+
+    /// The median of a stage by its parts, from how many requests were of which kind. A kind has the time in each part; `None`: that
+    /// it is not known, and the time of the stage.
+    fn typical<const N: usize>(kinds: &[(u64, Result<[u64; N], u64>)]) -> (u64, Vec<u64>) {
+        let (mut stage, mut parts) = (Series::default(), vec![Series::default(); N]);
+        for (count, kind) in kinds {
+            for _ in 0..*count {
+                match kind {
+                    Ok(split) => {
+                        stage.record(split.iter().sum());
+                        parts.iter_mut().zip(split).for_each(|(part, ns)| part.record(*ns));
+                    }
+                    Err(ns) => stage.record(*ns),
+                }
+            }
+        }
+        (stage.median(), typical_parts(&stage, stage.median(), &parts))
+    }
+
+    fn percent(kinds: &[(u64, Result<[u64; 3], u64>)]) -> Vec<u64> {
+        let (median, parts) = typical(kinds);
+        parts.iter().map(|part| (part * 100 + median / 2) / median).collect()
+    }
+
+    #[test]
+    fn a_thread_is_in_one_state_or_another_in_a_typical_request() {
+        // Asleep, running, waiting. No state has a median above 0.
+        assert_eq!(
+            percent(&[(490, Ok([100_000, 0, 0])), (500, Ok([0, 100_000, 0])), (10, Ok([1, 1, 99_998]))]),
+            [49, 50, 1]
+        );
+        assert_eq!(percent(&[(1000, Ok([60_000, 30_000, 10_000]))]), [60, 30, 10]);
+    }
+
+    #[test]
+    fn a_few_slow_requests_do_not_decide_what_is_typical() {
+        assert_eq!(
+            percent(&[(496, Ok([100_000, 0, 0])), (496, Ok([0, 100_000, 0])), (8, Ok([0, 0, 50_000_000]))]),
+            [50, 50, 1]
+        );
+    }
+
+    #[test]
+    fn time_whose_state_is_not_known_is_in_no_part() {
+        assert_eq!(percent(&[(700, Err(100_000)), (300, Ok([100_000, 0, 0]))]), [30, 0, 0]);
+        assert_eq!(percent(&[(700, Err(120_000)), (300, Ok([40_000, 20_000, 0]))]), [12, 6, 0]);
+        // Those whose states are known are the slow ones.
+        assert_eq!(percent(&[(990, Err(100_000)), (10, Ok([50_000_000, 0, 0]))]), [1, 0, 0]);
+    }
+
+    proptest! {
+        #[test]
+        fn the_parts_are_no_more_than_the_stage(
+            splits in prop::collection::vec(prop::array::uniform3(0u64..10_000_000), 1..60),
+            unknown in prop::collection::vec(0u64..10_000_000, 0..60),
+        ) {
+            let known = splits.into_iter().map(|split| (1, Ok(split)));
+            let kinds: Vec<_> = known.chain(unknown.into_iter().map(|ns| (1, Err(ns)))).collect();
+            let (median, parts) = typical(&kinds);
+            prop_assert!(parts.iter().sum::<u64>() <= median);
         }
     }
 }

@@ -353,8 +353,13 @@ pub struct PartReport {
     pub state: ThreadState,
     /// Mean, ns.
     pub mean: f64,
-    /// Median, ns.
+    /// Median of the requests in which the states of the thread are known, ns. Medians of parts do not add up to the stage's: if
+    /// the thread is in one state in some requests, and in another in others, each may be 0.
     pub p50: u64,
+    /// Time in a typical request, ns: what belongs to this part of the stage's median, where no request counts with more than
+    /// that median. The parts of a stage add up to its median, but for the time in which the state is not known.
+    #[serde(default)]
+    pub typical: u64,
     /// Its share of the time, 0 to 1.
     pub time_share: f64,
     /// Its share of the fluctuation.

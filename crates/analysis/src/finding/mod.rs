@@ -49,7 +49,7 @@ use crate::threads::Thread;
 use std::collections::BTreeMap;
 use teiji_model::finding::{Cause, Confidence, Evidence, Finding, PolicyChange, Preemptor, Remedy};
 use teiji_model::reason::Blame;
-use teiji_model::report::{Dist, PartReport, RequestCounts, StageReport};
+use teiji_model::report::{Dist, RequestCounts, StageReport};
 use teiji_model::stage::{Actor, Stage, ThreadState as State};
 use teiji_model::text::percent;
 
@@ -259,7 +259,7 @@ pub(crate) fn candidates(stages: &[StageReport], guest: &[GuestCell], fluctuatio
                 stage: s.stage,
                 part: None,
                 state: Some(p.state),
-                share: if fluctuation { p.fluctuation_share } else { typical_part(s, p) / sum },
+                share: if fluctuation { p.fluctuation_share } else { p.typical as f64 / sum },
                 time_share: p.time_share,
                 fluctuation_share: p.fluctuation_share,
                 length: Some(p.mean.max(p.p50 as f64) as u64),
@@ -276,22 +276,9 @@ pub(crate) fn candidates(stages: &[StageReport], guest: &[GuestCell], fluctuatio
     all
 }
 
-/// The sum of the medians of a stage's parts, ns.
-fn sum_of_part_medians(s: &StageReport) -> f64 {
-    s.parts.iter().map(|p| p.p50 as f64).sum()
-}
-
 /// The time of a stage in a typical request, ns.
 fn typical(s: &StageReport) -> f64 {
-    (s.dist.p50 as f64).max(sum_of_part_medians(s))
-}
-
-/// The time of a part of a stage in a typical request, ns. Medians of parts do not add up to the stage's: if the thread is in
-/// one state in some requests, and in another in others, each state's median may be near 0. So every part has of what they lack
-/// as much as it has of all time in the stage. What is left over is the time in which the state of the thread is not known.
-fn typical_part(s: &StageReport, part: &PartReport) -> f64 {
-    let lacking = typical(s) - sum_of_part_medians(s);
-    part.p50 as f64 + lacking * (part.mean / s.dist.mean.max(1.0)).clamp(0.0, 1.0)
+    s.dist.p50 as f64
 }
 
 /// The finding of a candidate.

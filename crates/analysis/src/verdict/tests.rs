@@ -33,6 +33,7 @@ fn case(p50: u64, p99: u64, cells: &[(Stage, Option<ThreadState>, f64, f64)]) ->
                 state,
                 mean: time * 1000.0,
                 p50: (time * 1000.0) as u64,
+                typical: (time * 1000.0) as u64,
                 time_share: time / sum,
                 fluctuation_share: share,
             }
@@ -126,26 +127,21 @@ fn a_thread_that_is_in_one_state_or_another_was_seen() {
             (Stage::Guest, Some(Guest), 1_606.0, 0.11),
         ],
     );
-    let medians = |c: &mut Case, stage: Stage, of_stage: u64, of_parts: &[(ThreadState, u64)]| {
+    let typical = |c: &mut Case, stage: Stage, of_stage: u64, of_parts: &[(ThreadState, u64, u64)]| {
         let report = c.stages.iter_mut().find(|s| s.stage == stage).unwrap();
         report.dist.p50 = of_stage;
-        for (state, p50) in of_parts {
-            report.parts.iter_mut().find(|p| p.state == *state).unwrap().p50 = *p50;
+        for (state, p50, typical) in of_parts {
+            let part = report.parts.iter_mut().find(|p| p.state == *state).unwrap();
+            (part.p50, part.typical) = (*p50, *typical);
         }
     };
-    medians(&mut c, Stage::TapQueue, 2_539_519, &[(Asleep, 425_983), (Run, 190_463)]);
-    medians(&mut c, Stage::VcpuWake, 634_879, &[(Asleep, 561_151)]);
-    medians(&mut c, Stage::Guest, 1_048_575, &[(Guest, 745_471)]);
-    let v = verdict(&c, &[]);
-    assert_eq!((v.stage, v.state), (Some(Stage::TapQueue), Some(Run)), "{}", v.headline);
-    // Also if both medians are 0.
-    medians(&mut c, Stage::VcpuWake, 0, &[(Asleep, 0)]);
-    medians(&mut c, Stage::TapQueue, 2_539_519, &[(Asleep, 0), (Run, 0)]);
+    typical(&mut c, Stage::TapQueue, 2_539_519, &[(Asleep, 425_983, 1_100_000), (Run, 190_463, 1_400_000)]);
+    typical(&mut c, Stage::VcpuWake, 634_879, &[(Asleep, 561_151, 580_000)]);
+    typical(&mut c, Stage::Guest, 1_048_575, &[(Guest, 745_471, 800_000)]);
     let v = verdict(&c, &[]);
     assert_eq!((v.stage, v.state), (Some(Stage::TapQueue), Some(Run)), "{}", v.headline);
     // If what it did is unknown in most of the time, that is said.
-    let tap_queue = c.stages.iter_mut().find(|s| s.stage == Stage::TapQueue).unwrap();
-    tap_queue.parts.iter_mut().for_each(|p| p.mean /= 10.0);
+    typical(&mut c, Stage::TapQueue, 2_539_519, &[(Asleep, 425_983, 100_000), (Run, 190_463, 140_000)]);
     let v = verdict(&c, &[]);
     assert_eq!((v.stage, v.state), (Some(Stage::TapQueue), None), "{}", v.headline);
 }

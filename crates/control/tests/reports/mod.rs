@@ -114,8 +114,14 @@ pub fn blamed(name: &str, pid: u32, stage: Stage, state: Option<ThreadState>) ->
 
 /// Adds a stage with only this part.
 pub fn part(vm: &mut VmReport, stage: Stage, state: ThreadState, ns: u64, time: f64, fluctuation: f64) {
-    let part =
-        PartReport { state, mean: ns as f64, p50: ns, time_share: time, fluctuation_share: fluctuation };
+    let part = PartReport {
+        state,
+        mean: ns as f64,
+        p50: ns,
+        typical: ns,
+        time_share: time,
+        fluctuation_share: fluctuation,
+    };
     vm.stages.push(StageReport {
         stage,
         dist: Dist::default(),
@@ -184,7 +190,14 @@ fn figure() -> impl Strategy<Value = u64> {
 fn any_stage() -> impl Strategy<Value = StageReport> {
     let part =
         (select(&ThreadState::ALL[..]), figure(), share(), share()).prop_map(|(state, ns, time, f)| {
-            PartReport { state, mean: ns as f64, p50: ns / 2, time_share: time, fluctuation_share: f }
+            PartReport {
+                state,
+                mean: ns as f64,
+                p50: ns / 2,
+                typical: ns / 2,
+                time_share: time,
+                fluctuation_share: f,
+            }
         });
     (select(&Stage::ALL[..]), figure(), share(), share(), vec(part, 0..4)).prop_map(
         |(stage, p50, time, f, parts)| StageReport {
