@@ -151,22 +151,22 @@ impl Delivery {
         Self::give_up(&mut self.packets, id, Reason::Evicted, c, requests);
     }
 
-    /// A packet on a tap is dropped there. If that is not `sure`, it counts as dropped only if no worker takes it.
+    /// A packet on a tap, or a copy of it, is dropped there: it counts as dropped only if no worker takes it.
+    pub(super) fn may_be_dropped(&mut self, id: EntryId, exclusion: Exclusion) {
+        if let Some(packet) = self.packets.get_mut(id) {
+            packet.drop = Some(exclusion);
+        }
+    }
+
+    /// A packet on a tap, or one that a worker has taken off it, is dropped.
     pub(super) fn dropped(
         &mut self,
         now: u64,
         id: EntryId,
         exclusion: Exclusion,
-        sure: bool,
         c: &mut Common,
         requests: &mut RequestTable,
     ) {
-        if !sure {
-            if let Some(packet) = self.packets.get_mut(id) {
-                packet.drop = Some(exclusion);
-            }
-            return;
-        }
         let Some(packet) = self.packets.remove(id) else { return };
         let request = packet.request;
         Self::done(packet.stopped(exclusion), c, requests);
@@ -222,7 +222,7 @@ impl Delivery {
                 |id: &EntryId| self.packets.get(*id).is_some_and(|packet| packet.fingerprint == fingerprint);
             if let Some(at) = ids.iter().rposition(is_it) {
                 let id = ids.remove(at);
-                self.dropped(now, id, exclusion, true, c, requests);
+                self.dropped(now, id, exclusion, c, requests);
                 return true;
             }
         }

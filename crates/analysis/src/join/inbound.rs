@@ -220,7 +220,7 @@ impl Inbound {
             self.records.remove(&p.fingerprint);
             return;
         }
-        let part = requests.advance_connection(now, vm, p.matching.as_ref(), true, validity, c);
+        let part = requests.part_of_packet(now, vm, p.matching.as_ref(), true, validity, c);
         let matching = part.as_ref().map(|(m, _)| m);
         let certain = part.map_or(Validity::Valid, |(_, certain)| certain);
         r.enqueued = r.enqueued.saturating_add(1);

@@ -385,7 +385,9 @@ impl Joiner {
             }
             EventKind::Dropped(d) => {
                 let waits = self.inbound.waits_on(d.ifindex, d.fingerprint);
-                if !self.outbound.dropped(now, d, waits, c, requests) {
+                if !self.inbound.discarded(now, d, c, requests)
+                    && !self.outbound.dropped(now, d, waits, c, requests)
+                {
                     let received = self.inbound.received(d.fingerprint);
                     let identical = IdenticalPackets {
                         sent: self.outbound.may_be_in_flight(d.fingerprint, d.tap, received),

@@ -214,7 +214,7 @@ impl Outbound {
         // One that an earlier frame of the queue had, too, says nothing about when this one was ready.
         let kick = kick.filter(|(ts, _)| *ts >= before);
         let vhost_tx = kick.map(|(ts, _)| now - ts);
-        let part = requests.advance_connection(now, vm, p.matching.as_ref(), false, Validity::Valid, c);
+        let part = requests.part_of_packet(now, vm, p.matching.as_ref(), false, Validity::Valid, c);
         let request = requests.answer(now, vm, p, part, kick, c);
         let outgoing = match request {
             None if c.taps[tap].served != Served::Unseen => {

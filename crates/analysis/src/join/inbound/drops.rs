@@ -39,6 +39,23 @@ fn is_by_reader(d: &Dropped) -> bool {
 }
 
 impl Inbound {
+    /// Takes a drop of a packet that its reader had taken off a tap: whatever is known of others like it, it was this one. Returns
+    /// whether it is such a drop.
+    pub(in crate::join) fn discarded(
+        &mut self,
+        now: u64,
+        d: &Dropped,
+        c: &mut Common,
+        requests: &mut RequestTable,
+    ) -> bool {
+        let Some(tap) = c.tap(d.ifindex).filter(|_| is_by_reader(d)) else { return false };
+        let exclusion = Exclusion { reason: Reason::DroppedIn, drop: c.drop_sites.number(d) };
+        if self.delivery.discarded(now, d.ifindex, d.fingerprint, exclusion, c, requests) {
+            requests.segment_dropped(c.taps[tap].vm, d.matching.as_ref(), exclusion);
+        }
+        true
+    }
+
     /// The kernel has dropped a packet that may be on its way to a guest.
     pub(in crate::join) fn dropped(
         &mut self,
@@ -50,16 +67,6 @@ impl Inbound {
     ) {
         let exclusion = Exclusion { reason: Reason::DroppedIn, drop: c.drop_sites.number(d) };
         let drop = PossibleDrop { exclusion, tap: d.tap, matching: d.matching };
-        // Another one like it may be on its way, or wait.
-        if is_at_its_tap(d, c)
-            && is_by_reader(d)
-            && self.delivery.discarded(now, d.ifindex, d.fingerprint, exclusion, c, requests)
-        {
-            if let Some(tap) = c.tap(d.ifindex) {
-                requests.segment_dropped(c.taps[tap].vm, d.matching.as_ref(), exclusion);
-            }
-            return;
-        }
         match self.records.get(&d.fingerprint) {
             None => self.drop_without_record(now, d, drop, c, requests),
             Some(r) if r.is_on(d.ifindex) => self.drop_on_tap(now, d, drop, identical.follows, c, requests),
@@ -113,9 +120,11 @@ impl Inbound {
         }
         let slot = r.on_taps.iter_mut().find(|t| t.is_some_and(|(ifindex, _)| ifindex == d.ifindex));
         let id = slot.and_then(|slot| if d.unspecified { *slot } else { slot.take() });
-        if let Some((_, id)) = id {
-            self.delivery.dropped(now, id, drop.exclusion, !d.unspecified, c, requests);
-            if let Some(tap) = c.tap(d.ifindex).filter(|_| !d.unspecified) {
+        if let Some((_, id)) = id.filter(|_| d.unspecified) {
+            self.delivery.may_be_dropped(id, drop.exclusion);
+        } else if let Some((_, id)) = id {
+            self.delivery.dropped(now, id, drop.exclusion, c, requests);
+            if let Some(tap) = c.tap(d.ifindex) {
                 requests.segment_dropped(c.taps[tap].vm, drop.matching.as_ref(), drop.exclusion);
             }
         }

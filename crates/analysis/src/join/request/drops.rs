@@ -54,7 +54,7 @@ impl RequestTable {
         exclusion: Exclusion,
         c: &mut Common,
     ) {
-        let part = self.advance_connection(now, vm, matching, true, Validity::Incomplete(exclusion), c);
+        let part = self.part_of_packet(now, vm, matching, true, Validity::Incomplete(exclusion), c);
         let matching = part.as_ref().map(|(m, _)| m);
         let answered = self.answer_outgoing(now, vm, matching, Validity::Incomplete(exclusion), c);
         if answered.is_some() {
@@ -86,7 +86,7 @@ impl RequestTable {
         exclusion: Exclusion,
         c: &mut Common,
     ) -> bool {
-        let part = self.advance_connection(now, vm, matching, false, Validity::Valid, c);
+        let part = self.part_of_packet(now, vm, matching, false, Validity::Valid, c);
         let Some((m, _)) = part.filter(|(m, _)| matches!(m.role, Role::Final | Role::Either)) else {
             return false;
         };

@@ -10,7 +10,7 @@ impl RequestTable {
     /// Takes a packet to the guest, or from it: a segment of TCP advances its connection, which may end and mark requests. Returns the
     /// packet's part in requests: its own match; or, of a segment, the request or the answer that it begins, and whether that is
     /// certain. To be called once for each packet. `packet_validity`: whether it can be followed.
-    pub(in crate::join) fn advance_connection(
+    pub(in crate::join) fn part_of_packet(
         &mut self,
         now: u64,
         vm: u32,
