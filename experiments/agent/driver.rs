@@ -136,10 +136,23 @@ pub fn churn(count: usize, state: &Path) -> Result<Churn> {
     Ok(churn)
 }
 
-/// CPU time of the reconciler that shows that it has looked at the whole host, s: without that, it uses none at rest.
-const LOOK: f64 = 0.05;
-/// So long after it has used any, the look is over.
-const LOOKED: Duration = Duration::from_secs(5);
+/// So long after the reconciler has used CPU time, its look at the whole host is over: at rest, it does nothing else.
+const LOOKED: Duration = Duration::from_secs(10);
+
+/// Waits until the reconciler has used CPU time, if it is to begin (`begins`), and then none for [`LOOKED`]; at most until `until`.
+fn look_is_over(agent: u32, begins: bool, until: Instant) -> Result<()> {
+    let used =
+        || Ok::<_, anyhow::Error>(thread_seconds(agent)?.get("reconciler").copied().unwrap_or_default());
+    let (mut last, mut last_at, mut began) = (used()?, Instant::now(), !begins);
+    while Instant::now() < until && !(began && last_at.elapsed() >= LOOKED) {
+        std::thread::sleep(Duration::from_secs(1));
+        let now = used()?;
+        if now > last {
+            (last, last_at, began) = (now, Instant::now(), true);
+        }
+    }
+    Ok(())
+}
 
 /// Runs so many VMs of the policy with so many taps each, lets the agent come to rest, and measures it from the end of its last
 /// look at the whole host until the end of the next, so that their number is not a matter of chance; for `seconds` at most.
@@ -156,19 +169,9 @@ pub fn rest(vms: usize, taps: usize, seconds: f64, agent: u32) -> Result<Rest> {
     };
     waited("the VMs have the policy's settings", settled)?;
     // The looks that follow the last start.
-    std::thread::sleep(Duration::from_secs(10));
+    look_is_over(agent, false, Instant::now() + Duration::from_secs(300))?;
     let (before, threads_before, begun) = (cpu_seconds(agent)?, thread_seconds(agent)?, Instant::now());
-    let reconciler = |threads: &BTreeMap<String, f64>| threads.get("reconciler").copied().unwrap_or_default();
-    let (mut used, mut used_at) = (reconciler(&threads_before), begun);
-    let looked =
-        |used: f64, at: Instant| used >= reconciler(&threads_before) + LOOK && at.elapsed() >= LOOKED;
-    while begun.elapsed().as_secs_f64() < seconds && !looked(used, used_at) {
-        std::thread::sleep(Duration::from_secs(1));
-        let now = reconciler(&thread_seconds(agent)?);
-        if now > used {
-            (used, used_at) = (now, Instant::now());
-        }
-    }
+    look_is_over(agent, true, begun + Duration::from_secs_f64(seconds))?;
     let elapsed = begun.elapsed().as_secs_f64();
     let cpu = (cpu_seconds(agent)? - before) / elapsed;
     let share = |(name, s): (String, f64)| {

@@ -19,6 +19,7 @@ use crate::apply::store::{HELD, TRANSACTION};
 use crate::apply::{self, Engine, Options};
 use crate::backend::HostBackend;
 use crate::{observation, policy};
+use nix::time::{ClockId, clock_gettime};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -242,7 +243,7 @@ impl Reconciler {
             if schedule.due() > now() {
                 continue;
             }
-            let begun = now();
+            let (begun, cpu) = (now(), cpu_time());
             {
                 let mut shared = self.shared();
                 shared.begun += 1;
@@ -257,7 +258,8 @@ impl Reconciler {
             });
             own = look.written || look.changed > 0;
             watch.follow_groups(&look.groups);
-            schedule.looked(begun, now(), look.threads.keys().copied().collect(), look.again);
+            let vms = look.threads.keys().copied().collect();
+            schedule.looked(begun, now(), cpu_time().saturating_sub(cpu), vms, look.again);
             threads = std::mem::take(&mut look.threads);
             if let Some(left) = look.lease {
                 schedule.at(now() + left + GRACE);
@@ -531,6 +533,11 @@ fn explained(error: &apply::Error) -> String {
 }
 
 /// Seconds since 1970.
+/// CPU time of this thread.
+fn cpu_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
+}
+
 fn unix() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }

@@ -7,8 +7,9 @@
 //!  a look failed ──► again after RETRY, which doubles up to RETRY_MOST
 //! ```
 //! After a look that took *t*, the next one waits for 4 *t*, but for 1 s at most, or for *t* if that is longer. So looking takes at
-//! most a fifth of a CPU while *t* is at most 0.25 s, and half of one however long a look takes. `idle` is 5 minutes, but 250 *t* if
-//! that is longer, up to 10 minutes: at rest, looking takes at most 0.4 % of a CPU while *t* is at most 2.4 s.
+//! most a fifth of a CPU while *t* is at most 0.25 s, and half of one however long a look takes. `idle` is 5 minutes, but 250 times the
+//! CPU time of a look if that is longer, up to 10 minutes: at rest, looking takes at most 0.4 % of a CPU while a look takes at most
+//! 2.4 s of one.
 //!
 //! Times are since any fixed instant. Nothing here reads a clock.
 
@@ -24,7 +25,7 @@ pub(super) const LATEST: Duration = Duration::from_millis(400);
 const AGAIN: [Duration; 2] = [Duration::from_millis(500), Duration::from_millis(1200)];
 /// The time between two looks if nothing happens and the kernel tells of all that does: this long, or longer if a look takes long.
 const IDLE: Duration = Duration::from_secs(300);
-/// In that case it is this many times as long as the look took, up to [`IDLE_MOST`].
+/// In that case it is this many times the CPU time of the look, up to [`IDLE_MOST`].
 const IDLE_PER_LOOK: u32 = 250;
 const IDLE_MOST: Duration = Duration::from_secs(600);
 /// The same if a source of hints is missing.
@@ -107,16 +108,23 @@ impl Schedule {
         [hinted, again].into_iter().flatten().fold(self.latest, Duration::min).max(self.earliest)
     }
 
-    /// A look has begun at `begun` and ended at `now`, and has found VMs with these processes. `failed`: some of what
-    /// was to be done could not be done.
-    pub(super) fn looked(&mut self, begun: Duration, now: Duration, vms: BTreeSet<u32>, failed: bool) {
+    /// A look has begun at `begun`, ended at `now`, taken this much CPU time, and found VMs with these processes. `failed`: some of
+    /// what was to be done could not be done.
+    pub(super) fn looked(
+        &mut self,
+        begun: Duration,
+        now: Duration,
+        cpu: Duration,
+        vms: BTreeSet<u32>,
+        failed: bool,
+    ) {
         self.processes = vms;
         // What was told during the look may have come too late for it.
         self.hinted = self.hinted.filter(|(_, last)| *last >= begun).map(|(_, last)| (last, last));
         self.again.retain(|at| *at > begun);
         let took = now.saturating_sub(begun);
         self.earliest = now + (took * 4).min(PAUSE_MOST.max(took));
-        let idle = if self.blind { IDLE_BLIND } else { (took * IDLE_PER_LOOK).clamp(IDLE, IDLE_MOST) };
+        let idle = if self.blind { IDLE_BLIND } else { (cpu * IDLE_PER_LOOK).clamp(IDLE, IDLE_MOST) };
         self.latest = now + if failed { self.retry.min(idle) } else { idle };
         self.retry = if failed { (self.retry * 2).min(RETRY_MOST) } else { RETRY };
     }
@@ -131,7 +139,7 @@ mod tests {
     }
 
     fn looked(schedule: &mut Schedule, begun: u64, now: u64) {
-        schedule.looked(ms(begun), ms(now), BTreeSet::from([100]), false);
+        schedule.looked(ms(begun), ms(now), ms(0), BTreeSet::from([100]), false);
     }
 
     fn hint(schedule: &mut Schedule, at: u64, hint: Hint) {
@@ -199,7 +207,7 @@ mod tests {
         for _ in 0..3 {
             let due = s.due();
             at.push(due);
-            s.looked(due, due, BTreeSet::new(), false);
+            s.looked(due, due, ms(0), BTreeSet::new(), false);
         }
         assert_eq!(at, [ms(1100), ms(1500), ms(2200)]);
         assert_eq!(s.due(), ms(302_200));
@@ -217,11 +225,11 @@ mod tests {
     }
 
     #[test]
-    fn at_rest_long_looks_are_less_frequent() {
+    fn at_rest_costly_looks_are_less_frequent() {
         let mut s = Schedule::new(false);
-        for (took, idle) in [(0, 300), (100, 300), (1200, 300), (2000, 500), (2400, 600), (60_000, 600)] {
-            looked(&mut s, 0, took);
-            assert_eq!(s.due(), ms(took + idle * 1000), "{took}");
+        for (cpu, idle) in [(0, 300), (100, 300), (1200, 300), (2000, 500), (2400, 600), (60_000, 600)] {
+            s.looked(ms(0), ms(3000), ms(cpu), BTreeSet::new(), false);
+            assert_eq!(s.due(), ms(3000 + idle * 1000), "{cpu}");
         }
     }
 
@@ -230,12 +238,12 @@ mod tests {
         let mut s = Schedule::new(false);
         let mut pauses = Vec::new();
         for _ in 0..8 {
-            s.looked(ms(0), ms(0), BTreeSet::new(), true);
+            s.looked(ms(0), ms(0), ms(0), BTreeSet::new(), true);
             pauses.push(s.due().as_secs());
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
-        s.looked(ms(0), ms(0), BTreeSet::new(), false);
-        s.looked(ms(0), ms(0), BTreeSet::new(), true);
+        s.looked(ms(0), ms(0), ms(0), BTreeSet::new(), false);
+        s.looked(ms(0), ms(0), ms(0), BTreeSet::new(), true);
         assert_eq!(s.due(), ms(1000));
     }
 
