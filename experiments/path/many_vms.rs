@@ -1,6 +1,6 @@
 //! c. Several VMs traced at the same time, at rates that increase until the lab cannot keep up.
 
-use super::{Extent, may_be_incomplete, unseen};
+use super::{Extent, shown_to_be_incomplete, skips_agree, unseen};
 use crate::load;
 use crate::tracing::{Lab, Trace};
 use anyhow::Result;
@@ -43,12 +43,14 @@ pub struct ManyVms {
     pub lost: u64,
     /// Events that are [`unseen`].
     pub unseen: u64,
-    /// Requests that [`may_be_incomplete`].
+    /// Requests that are [`shown_to_be_incomplete`].
     pub excused: u64,
     /// Signals of which teiji says that a probe was skipped.
     pub skipped_signals: u64,
     /// How often the kernel says that it skipped such a probe.
     pub skipped_runs: u64,
+    /// Whether [`skips_agree`].
+    pub skips_agree: bool,
     /// Requests that reached the host and are left out for a reason for which nothing is excused.
     pub left_out_otherwise: u64,
     /// Requests by the load generator: sent, answered in time, and answered later.
@@ -101,9 +103,10 @@ pub fn run(lab: &Lab, guests: &[&Guest<'_>], extent: &Extent) -> Result<ManyVms>
         events: report.counters.events,
         lost: report.counters.lost.iter().sum(),
         unseen: unseen(&traced)?,
-        excused: may_be_incomplete(&traced)?,
+        excused: shown_to_be_incomplete(&traced)?,
         skipped_signals: report.skipped_signals,
         skipped_runs: traced.skipped_runs.unwrap_or_default(),
+        skips_agree: skips_agree(&traced).is_ok(),
         left_out_otherwise: report
             .vms
             .iter()

@@ -92,6 +92,14 @@ pub fn unseen(traced: &Traced) -> Result<u64> {
 /// If it does not.
 pub fn may_be_incomplete(traced: &Traced) -> Result<u64> {
     skips_agree(traced)?;
+    shown_to_be_incomplete(traced)
+}
+
+/// The same without a comparison with the kernel's count of skipped probes: see [`skips_agree`].
+///
+/// # Errors
+/// As [`may_be_incomplete`].
+pub fn shown_to_be_incomplete(traced: &Traced) -> Result<u64> {
     let recording = traced.recording.as_deref();
     let of_unseen = match unseen(traced)? {
         // What did not fit into the buffer is never excused.

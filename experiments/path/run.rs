@@ -150,6 +150,13 @@ fn lab_parts(
             ),
         );
         summary.claim(
+            many_vms.skips_agree,
+            &format!(
+                "{} signals with a skipped probe by teiji, {} skipped runs of these probes by the kernel",
+                many_vms.skipped_signals, many_vms.skipped_runs
+            ),
+        );
+        summary.claim(
             many_vms.peak_kb < MEMORY_KB,
             &format!("peak memory {} kB is below 100 MB", many_vms.peak_kb),
         );

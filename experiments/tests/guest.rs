@@ -158,7 +158,11 @@ fn the_guests_kernel_has_every_hook() {
 
 fn a_guest_divides_its_time_and_the_clock_contradicts_nothing() {
     let (traced, called) = &*QUIET;
-    // A guest that polls may take a packet before its interrupt (LIMITATIONS, Stages): nothing else excuses a request here.
+    divides(traced, called, raced(traced));
+}
+
+/// How many requests have no division that may have been taken before their interrupt, by a guest that polls (LIMITATIONS, Stages).
+fn raced(traced: &Traced) -> u64 {
     let events = late::events(traced.recording.as_deref().unwrap()).unwrap();
     let to_running: BTreeSet<u64> =
         events.iter().filter(|e| out_of_order::is_to_running(e)).map(|e| e.ts).collect();
@@ -168,7 +172,7 @@ fn a_guest_divides_its_time_and_the_clock_contradicts_nothing() {
         let accepted = j.request.start + until.map(|time| time.ns).sum::<u64>();
         j.request.inside.is_none() && to_running.contains(&accepted)
     };
-    divides(traced, called, all_requests(traced).iter().filter(|j| raced(j)).count() as u64);
+    all_requests(traced).iter().filter(|j| raced(j)).count() as u64
 }
 
 /// Every request is divided, on a clock that contradicts no more of them than `raced`.
@@ -208,7 +212,8 @@ fn the_part_of_the_path_that_is_slow_in_the_guest_is_shown() {
     // The server gets a CPU for 3 % of the time: nearly all requests wait behind the loops. On a busy machine it answers few of them,
     // but all that it answers are divided.
     let [guest] = busy.report.guests[..] else { panic!("{:?}", busy.report.guests) };
-    assert!(after.undivided + after.violations <= guest.lost, "{after:?} {guest:?}");
+    assert!(after.violations <= raced(&busy), "{after:?} {guest:?}");
+    assert!(after.undivided <= guest.lost, "{after:?} {guest:?}");
     assert!(after.divided >= 20 && share(after, GuestPart::SocketWait) > 0.5, "{after:?}");
     let waits = |inside: &Inside| medians(inside)[GuestPart::SocketWait as usize];
     assert!(waits(after) > 10 * waits(before), "{} to {} ns", waits(before), waits(after));

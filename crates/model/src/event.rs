@@ -555,16 +555,18 @@ impl NicCounter {
             NicCounter::RxFifoErrors => "the NIC's memory or its receive ring was full",
             NicCounter::RxErrors => "received damaged, or of a size that the NIC refuses",
             NicCounter::RxDropped => {
-                "by the driver or the kernel: frames that this host does not handle, such as LLDP, or too many at once"
+                "by the driver or the kernel: frames that this host does not handle, such as LLDP, or more than it can take"
             }
             NicCounter::TxErrors => "could not be sent",
             NicCounter::TxDropped => "by the driver or the kernel instead of being sent",
         }
     }
 
-    /// Whether it grows on a healthy host, too: nobody waits for what is in it.
-    pub fn may_be_harmless(self) -> bool {
-        self == NicCounter::RxDropped
+    /// Whether so many packets in `ns` are usual on a healthy host. `rx_dropped` has frames that nobody waits for, some each second;
+    /// some drivers also count there what lacked a receive buffer.
+    pub fn is_usual(self, packets: u64, ns: u64) -> bool {
+        const PER_SECOND: u64 = 10;
+        self == NicCounter::RxDropped && packets <= (ns / 1_000_000_000 + 1).saturating_mul(PER_SECOND)
     }
 }
 

@@ -268,6 +268,11 @@ fn what_nics_lost_is_told_with_its_counter() {
         "{text}"
     );
     assert!(text.contains("eth\\u{1b}0 lost 1 packet (tx_dropped: "), "{text}");
+    let many = explanation(|r| r.nic_losses = vec![lost(NicCounter::RxDropped, 10_000_000)]);
+    assert!(
+        many.contains("eth\\u{1b}0 lost 10000000 packets") || many.contains("lost 10,000,000 packets"),
+        "{many}"
+    );
     // LLDP, for example.
     assert!(text.contains("eth\\u{1b}0 discarded 2 packets (rx_dropped: "), "{text}");
 }

@@ -189,9 +189,9 @@ struct event {
 	 * PREEMPTED, WENT_TO_SLEEP, BLOCKED: the thread that gets the CPU
 	 * WAKING: the context
 	 * ACCEPTED: the vCPU
-	 * TAKES, SENDS, SIGNALS_SENT_FRAMES, BEGINS_ROUND, BEGINS_FIRST_ROUND: how many buffers the worker
-	 * has written by then ENTRY_TIME: how much later the interrupt was accepted than the time of the
-	 * entry was read, ns
+	 * TAKES, SENDS, SIGNALS_SENT_FRAMES, BEGINS_ROUND, BEGINS_FIRST_ROUND: how many buffers the
+	 *   worker has written by then
+	 * ENTRY_TIME: how much later the interrupt was accepted than the time of the entry was read, ns
 	 */
 	u32 arg;
 };

@@ -71,8 +71,13 @@ fn heading(report: &Report) -> String {
 
 /// What NICs, their drivers and the kernel's device layer discarded that need not be missed by anybody.
 pub fn discarded(report: &Report) -> Vec<String> {
-    let harmless = report.nic_losses.iter().filter(|loss| loss.counter.may_be_harmless());
-    harmless.flat_map(|loss| nic_loss(loss, "discarded")).collect()
+    let usual = report.nic_losses.iter().filter(|loss| is_usual(report, loss));
+    usual.flat_map(|loss| nic_loss(loss, "discarded")).collect()
+}
+
+fn is_usual(report: &Report, loss: &NicLosses) -> bool {
+    let length = report.counters.ended.saturating_sub(report.meta.started);
+    loss.counter.is_usual(loss.packets, length)
 }
 
 fn nic_loss(loss: &NicLosses, verb: &str) -> Vec<String> {
@@ -143,7 +148,7 @@ pub fn lost(report: &Report) -> Vec<String> {
         );
         lines.extend(wrap(&text, WIDTH));
     }
-    let nic_losses = report.nic_losses.iter().filter(|loss| !loss.counter.may_be_harmless());
+    let nic_losses = report.nic_losses.iter().filter(|loss| !is_usual(report, loss));
     lines.extend(nic_losses.flat_map(|loss| nic_loss(loss, "lost")));
     if report.not_followed > 0 {
         let text = format!(
