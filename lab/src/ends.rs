@@ -4,7 +4,7 @@
 //! | the emulator ended | whose end |
 //! | --- | --- |
 //! | when it had been asked to | nobody's |
-//! | after one of the two panics of its kernel that are known to be the emulated machine's ([`OF_EMULATION`]) | the emulated machine's |
+//! | after one of the panics of its kernel that are known to be the emulated machine's ([`OF_EMULATION`]) | the emulated machine's |
 //! | after a CPU executed a breakpoint that is not in memory ([`stale_breakpoint`]) | the emulated machine's |
 //! | after another panic of its kernel | the lab host's |
 //! | by SIGSEGV, SIGABRT, SIGBUS or SIGILL, or with an exit code other than 0 | the emulator's |
@@ -41,14 +41,17 @@ use std::{
 /// What a console log has from the end of the last oops before the panic on (from the panic on, if there was none) in the
 /// panics that are known to be the emulated machine's (QEMU 11.1, translation).
 ///
-/// 1. The stack of an idle thread, in the lab's own tests, where nothing of teiji had been loaded: once in about 75 boots.
+/// 1. The stack of an idle thread, in the lab's own tests, where nothing of teiji had been loaded: once in about 75 boots. It is
+///    seen by the stack protector of `__schedule`, or (once, while the first guest booted and before anything of teiji ran) by
+///    its look at the end of the stack.
 /// 2. Seen once: a CPU on which `current` is NULL. `irqentry_enter` reads `current->flags`, 0x2c in the kernel of the lab, which is a
 ///    page fault, whose handler begins with `irqentry_enter`, until the stack is used up and `error_entry` cannot push:
 ///    the address of the fault is in RBP, and the registers that the entry cleared are still 0. `current` is found through
 ///    the base of GS, which only the kernel's entry code and KVM's world switch load. A BPF program can change neither
 ///    `current` nor GS.
-const OF_EMULATION: [&[&str]; 2] = [
+const OF_EMULATION: [&[&str]; 3] = [
     &["Kernel stack is corrupted in: __schedule", "Comm: swapper/"],
+    &["corrupted stack end detected inside scheduler", "Comm: swapper/", "schedule_idle+"],
     &["RIP: 0010:error_entry+", "RBP: 000000000000002c", "R13: 0000000000000000 R14: 0000000000000000"],
 ];
 
@@ -483,6 +486,17 @@ mod tests {
         }
     }
 
+    const CORRUPTED_STACK_END: &str = "\
+[   69.094469] Kernel panic - not syncing: corrupted stack end detected inside scheduler
+[   69.096787] CPU: 0 UID: 0 PID: 0 Comm: swapper/0 Not tainted 7.3.4+deb13-amd64 #1 PREEMPT(lazy)  Debian 7.3.4-1~bpo13+1
+[   69.097804] Call Trace:
+[   69.098670]  <TASK>
+[   69.099652]  panic+0x6b/0x70
+[   69.099730]  __schedule+0x1080/0x1080
+[   69.099848]  schedule_idle+0x23/0x40
+[   69.099952]  do_idle+0x153/0x2c0
+";
+
     #[test]
     fn an_end_that_was_asked_for_is_nobodys_and_a_panic_is_the_emulated_machines_only_as_it_is_known() {
         for how in [exit(0), exit(1), signal(libc::SIGKILL)] {
@@ -505,13 +519,22 @@ mod tests {
                 let end = End::of(false, &how, "", &earlier.replacen("Kernel panic", "Oops", 1));
                 assert!(matches!(&end, End::LabHost(_)), "{end:?}");
             }
-            let idle = "[   66.3] Kernel panic - not syncing: stack-protector: Kernel stack is corrupted in: __schedule+0x1074/0x1080\n\
-                        [   66.3] CPU: 0 UID: 0 PID: 0 Comm: swapper/0 Not tainted 7.3.4+deb13-amd64\n";
-            let end = End::of(false, &how, "", idle);
-            assert!(
-                matches!(&end, End::Emulator(why) if why.contains("corrupted in: __schedule")),
-                "{end:?}"
-            );
+            for (idle, what) in [
+                (
+                    "[   66.3] Kernel panic - not syncing: stack-protector: Kernel stack is corrupted in: __schedule+0x1074/0x1080\n\
+                     [   66.3] CPU: 0 UID: 0 PID: 0 Comm: swapper/0 Not tainted 7.3.4+deb13-amd64\n",
+                    "corrupted in: __schedule",
+                ),
+                (CORRUPTED_STACK_END, "corrupted stack end"),
+            ] {
+                let end = End::of(false, &how, "", idle);
+                assert!(matches!(&end, End::Emulator(why) if why.contains(what)), "{end:?}");
+            }
+            // Another thread's stack, or an idle thread that does not come from being idle.
+            for (this, other) in [("swapper/0", "teiji"), ("schedule_idle+", "schedule+")] {
+                let end = End::of(false, &how, "", &CORRUPTED_STACK_END.replace(this, other));
+                assert!(matches!(&end, End::LabHost(_)), "{end:?}");
+            }
         }
     }
 
