@@ -140,7 +140,7 @@ pub fn churn(count: usize, state: &Path) -> Result<Churn> {
 const LOOKED: Duration = Duration::from_secs(10);
 
 /// Waits until the reconciler has used CPU time, if it is to begin (`begins`), and then none for [`LOOKED`]; at most until `until`.
-fn look_is_over(agent: u32, begins: bool, until: Instant) -> Result<()> {
+fn wait_for_look(agent: u32, begins: bool, until: Instant) -> Result<()> {
     let used =
         || Ok::<_, anyhow::Error>(thread_seconds(agent)?.get("reconciler").copied().unwrap_or_default());
     let (mut last, mut last_at, mut began) = (used()?, Instant::now(), !begins);
@@ -169,9 +169,9 @@ pub fn rest(vms: usize, taps: usize, seconds: f64, agent: u32) -> Result<Rest> {
     };
     waited("the VMs have the policy's settings", settled)?;
     // The looks that follow the last start.
-    look_is_over(agent, false, Instant::now() + Duration::from_secs(300))?;
+    wait_for_look(agent, false, Instant::now() + Duration::from_secs(300))?;
     let (before, threads_before, begun) = (cpu_seconds(agent)?, thread_seconds(agent)?, Instant::now());
-    look_is_over(agent, true, begun + Duration::from_secs_f64(seconds))?;
+    wait_for_look(agent, true, begun + Duration::from_secs_f64(seconds))?;
     let elapsed = begun.elapsed().as_secs_f64();
     let cpu = (cpu_seconds(agent)? - before) / elapsed;
     let share = |(name, s): (String, f64)| {

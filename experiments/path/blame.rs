@@ -172,18 +172,18 @@ impl Judged {
         }
     }
 
-    /// The verdict and what it may be judged by, one part of a stage per line: what a failed test shows.
+    /// The verdict, then one line for each stage and each of its parts, for the message of a failed test.
     pub fn shown(&self) -> String {
         let mut text = format!("{} {:?}: {}", self.situation, self.acceptance(), self.sentence);
         for stage in &self.report.stages {
             let parts = stage.parts.iter().filter(|p| p.mean > 0.0);
-            let parts = parts.map(|p| (Some(p.state), p.typical, p.mean, p.fluctuation_share));
+            let parts = parts.map(|p| (Some(p.state), p.of_p50, p.mean, p.fluctuation_share));
             let all = [(None, stage.dist.p50, stage.dist.mean, stage.fluctuation_share)];
-            for (state, p50, mean, fluctuation) in all.into_iter().chain(parts) {
+            for (state, typical, mean, fluctuation) in all.into_iter().chain(parts) {
                 let name = state.map_or(format!("{:?}", stage.stage), |state| format!("  {state:?}"));
-                let (p50, mean, fluctuation) = (p50 as f64 / 1e3, mean / 1e3, fluctuation * 100.0);
+                let (typical, mean, fluctuation) = (typical as f64 / 1e3, mean / 1e3, fluctuation * 100.0);
                 text += &format!(
-                    "\n{name:14} typical {p50:9.1} µs, mean {mean:9.1} µs, {fluctuation:5.1} % of the fluctuation"
+                    "\n{name:14} typical {typical:9.1} µs, mean {mean:9.1} µs, {fluctuation:5.1} % of the fluctuation"
                 );
             }
         }
@@ -194,7 +194,7 @@ impl Judged {
     pub fn asleep_us(&self) -> f64 {
         let wake = self.report.stages.iter().filter(|s| s.stage == Stage::VcpuWake);
         let asleep = wake.flat_map(|s| &s.parts).find(|p| p.state == ThreadState::Asleep);
-        asleep.map_or(0.0, |p| p.typical as f64 / 1e3)
+        asleep.map_or(0.0, |p| p.of_p50 as f64 / 1e3)
     }
 }
 
@@ -282,7 +282,7 @@ fn share_of_capped_time(waits: &[(u64, bool)]) -> f64 {
 }
 
 fn greatest_by(vm: &VmReport, s: &Situation, fluctuation: bool) -> bool {
-    let share = |p: &PartReport| if fluctuation { p.fluctuation_share } else { p.typical as f64 };
+    let share = |p: &PartReport| if fluctuation { p.fluctuation_share } else { p.of_p50 as f64 };
     let greatest = |stages: &[Stage], wanted: &dyn Fn(ThreadState) -> bool| -> f64 {
         let of_stage = |stage: &&StageReport| stages.contains(&stage.stage);
         let parts = vm.stages.iter().filter(of_stage).flat_map(|stage| &stage.parts);
@@ -300,7 +300,7 @@ fn greater_is_named(vm: &VmReport, s: &Situation, named: &[(Stage, Option<Thread
         let part = of_stage.parts.iter().find(|p| Some(p.state) == state);
         Some(match (part, fluctuation) {
             (Some(p), true) => p.fluctuation_share,
-            (Some(p), false) => p.typical as f64,
+            (Some(p), false) => p.of_p50 as f64,
             (None, true) => of_stage.fluctuation_share,
             (None, false) => of_stage.dist.p50 as f64,
         })
@@ -403,7 +403,7 @@ mod tests {
             state,
             mean: p50 as f64,
             p50,
-            typical: p50,
+            of_p50: p50,
             time_share: 0.5,
             fluctuation_share,
         };

@@ -201,9 +201,8 @@ impl Drop for Polling<'_> {
     }
 }
 
-/// Makes a CPU leave its idle state 5 ms to 15 ms later than it would when it is woken for a vCPU, as a CPU does that has to
-/// return from a deep C-state, but longer; until the value is dropped. An emulated CPU has no such states: each of them wakes
-/// up when this machine's scheduler lets it.
+/// Delays the wake-up of an idle CPU by 5 ms to 15 ms if it is woken for a vCPU, until the value is dropped. It stands for a deep
+/// C-state, which an emulated CPU does not have (and which takes less).
 ///
 /// # Errors
 /// If bpftrace does not begin.

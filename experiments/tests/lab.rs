@@ -232,6 +232,7 @@ fn is_blamed(s: &blame::Situation) -> Vec<Judged> {
 /// A NIC that refuses what is larger than its MTU, and counts it.
 struct LossyNic {
     name: String,
+    /// The NIC at the other end of the wire, which sends them.
     sender: String,
 }
 
@@ -255,7 +256,7 @@ impl LossyNic {
         LAB.host.run(&count).unwrap().ok().unwrap().parse().unwrap()
     }
 
-    /// Until the driver has read the NIC's counter, as it does every two seconds.
+    /// Has the NIC lose so many packets, and waits until the driver has counted them, which it does every two seconds.
     fn loses(&self, packets: u64) {
         let (ping, before) =
             (format!("ping -q -i 0.2 -s 4000 -c {packets} -I {} ff02::1", self.sender), self.lost());

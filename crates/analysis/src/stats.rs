@@ -118,9 +118,9 @@ impl Series {
         self.count
     }
 
-    /// The sum of the values, each counted with `most` at most.
-    pub(crate) fn sum_up_to(&self, most: u64) -> f64 {
-        let of = |value: u64, count: u64| value.min(most) as f64 * count as f64;
+    /// The sum of the values, where those above `cap` count as `cap`.
+    pub(crate) fn capped_sum(&self, cap: u64) -> f64 {
+        let of = |value: u64, count: u64| value.min(cap) as f64 * count as f64;
         match &self.counts {
             Counts::None => 0.0,
             Counts::Open(h) => h.iter_recorded().map(|v| of(v.value_iterated_to(), v.count_at_value())).sum(),

@@ -66,12 +66,13 @@ impl DirectionStats {
     }
 }
 
-/// Divides the `median` of a stage among its parts, of which requests may lack all. No request counts with more than that median, so
-/// that a few slow ones do not decide.
-fn typical_parts(stage: &Series, median: u64, parts: &[Series]) -> Vec<u64> {
-    let times: Vec<f64> = parts.iter().map(|part| part.sum_up_to(median)).collect();
+/// Divides the `median` of a stage among its parts, in proportion to their times, each of which counts as `median` at most, so that a
+/// few slow requests do not decide. What is left over belongs to requests of which the states of the thread are not known: these have
+/// no parts.
+fn divide_median(stage: &Series, median: u64, parts: &[Series]) -> Vec<u64> {
+    let times: Vec<f64> = parts.iter().map(|part| part.capped_sum(median)).collect();
     // The parts of a request that took longer may count with more than the stage.
-    let all = times.iter().sum::<f64>().max(stage.sum_up_to(median)).max(1.0);
+    let all = times.iter().sum::<f64>().max(stage.capped_sum(median)).max(1.0);
     times.iter().map(|time| (median as f64 * time / all) as u64).collect()
 }
 
@@ -199,19 +200,19 @@ impl VmStats {
     }
 
     fn stage_reports(&self) -> Vec<StageReport> {
-        let part = |cell: usize, typical, state| PartReport {
+        let part = |cell: usize, of_p50, state| PartReport {
             state,
             mean: self.cells.mean(cell),
             p50: self.cell_series[cell].median(),
-            typical,
+            of_p50,
             time_share: self.cells.of_time(cell),
             fluctuation_share: self.cells.of_fluctuation(cell),
         };
         let stage = |(i, stage): (usize, Stage)| {
             let (at, dist) = (i * STATES, self.stages[i].dist());
-            let typical = typical_parts(&self.stages[i], dist.p50, &self.cell_series[at..at + STATES]);
-            let parts = ThreadState::ALL.into_iter().zip(typical).enumerate();
-            let parts = parts.map(|(j, (state, typical))| part(at + j, typical, state));
+            let of_p50 = divide_median(&self.stages[i], dist.p50, &self.cell_series[at..at + STATES]);
+            let parts = ThreadState::ALL.into_iter().zip(of_p50).enumerate();
+            let parts = parts.map(|(j, (state, of_p50))| part(at + j, of_p50, state));
             StageReport {
                 stage,
                 dist,
@@ -294,7 +295,7 @@ impl VmStats {
 
 #[cfg(test)]
 mod tests {
-    use super::typical_parts;
+    use super::divide_median;
     use crate::stats::Series;
     use proptest::prelude::*;
 
@@ -313,7 +314,7 @@ mod tests {
                 }
             }
         }
-        (stage.median(), typical_parts(&stage, stage.median(), &parts))
+        (stage.median(), divide_median(&stage, stage.median(), &parts))
     }
 
     fn percent(kinds: &[(u64, Result<[u64; 3], u64>)]) -> Vec<u64> {

@@ -428,10 +428,12 @@ fn a_dropped_request_ends_at_once_and_is_not_taken_for_its_twin() {
 fn what_vhost_discards_did_not_reach_the_guest() {
     let readers =
         ["tun_do_read", "tun_put_user", "tun_recvmsg", "tap_do_read", "tap_put_user", "skb_release_data"];
-    // Some kernels give a reason.
-    let cases = readers.into_iter().map(|reader| (reader, true, TAP));
-    // Where a host routes to its taps, it is not known to which tap a packet is.
-    let cases = cases.chain([("tun_do_read", false, TAP), ("tun_do_read", true, 0)]);
+    let cases = readers.into_iter().map(|reader| (reader, true, TAP)).chain([
+        // Some kernels give a reason.
+        ("tun_do_read", false, TAP),
+        // Where a host routes to its taps, it is not known to which tap a packet is.
+        ("tun_do_read", true, 0),
+    ]);
     for (reader, unspecified, tap) in cases {
         let mut h = History::default();
         let discarded = Dropped { unspecified, tap, location: padded(reader), ..dropped(7, TAP) };

@@ -28,8 +28,9 @@ const VISITORS: u64 = 3;
 /// thread, so that there are more than twice as many of either as tables have room for (65,536): a hash table that is full,
 /// and whose entries change, grows once more.
 const WARM_UP: u64 = 500;
-/// How much memory may be resident by then, kB, and in use.
+/// Most resident memory by then, kB.
 const MOST: u64 = 150_000;
+/// Most memory in use by then, kB: the short form.
 const MOST_IN_USE: u64 = 80_000;
 /// How much memory may grow after that in the short form, and in the long one after [`SETTLED`], kB: the allocator may keep the room
 /// of the largest table (3 MB) when its index is replaced, which happens once in hours.
@@ -47,8 +48,9 @@ fn resident_kb() -> u64 {
     line.split_whitespace().next().and_then(|kb| kb.parse().ok()).expect("the kernel tells VmRSS")
 }
 
-/// What of it is in use, kB. The allocator also keeps what was freed: as much as the report of a snapshot, or not, by where it lies,
-/// which settles within hours only; and the kernel may fill what it does not keep (transparent huge pages).
+/// What of it is in use, kB. Not the resident memory: whether the allocator returns the memory of a freed report (as large as a
+/// snapshot's) depends on where it lies, and evens out only after hours; and transparent huge pages may make returned memory
+/// resident again.
 fn in_use_kb() -> u64 {
     // SAFETY: it takes no pointer, and may be called at any time.
     let all = unsafe { libc::mallinfo2() };

@@ -493,7 +493,7 @@ pub struct DropName {
     pub name: [u8; 32],
 }
 
-/// A NIC, its driver or the kernel's device layer discarded packets that the NIC's counters tell. Most of them are seen by no
+/// A NIC, its driver or the kernel's device layer discarded packets, by the NIC's counters. Most of them are seen by no
 /// probe; those that the kernel discards (`rx_dropped`, `tx_dropped`) may also be among the drops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NicLoss {
@@ -505,23 +505,23 @@ pub struct NicLoss {
     pub packets: u64,
 }
 
-/// A NIC's counter of packets that it lost (`struct rtnl_link_stats64`). Drivers differ in where they count what, and some
-/// count a packet twice.
+/// A NIC's counter of packets that were discarded (`struct rtnl_link_stats64`; [`NicCounter::meaning`] says why). Drivers differ in
+/// where they count what, and some count a packet twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NicCounter {
-    /// See [`NicCounter::meaning`].
+    /// `rx_missed_errors`
     RxMissedErrors,
-    /// See [`NicCounter::meaning`].
+    /// `rx_fifo_errors`
     RxFifoErrors,
-    /// See [`NicCounter::meaning`].
+    /// `rx_errors`
     RxErrors,
-    /// See [`NicCounter::meaning`]. The kernel counts here what it has no handler for, such as LLDP and STP, and what does not
-    /// fit into a CPU's backlog (net/core/dev.c).
+    /// `rx_dropped`. The kernel counts here what it has no handler for, such as LLDP and STP, and what does not fit into a CPU's
+    /// backlog (net/core/dev.c).
     RxDropped,
-    /// See [`NicCounter::meaning`].
+    /// `tx_errors`
     TxErrors,
-    /// See [`NicCounter::meaning`].
+    /// `tx_dropped`
     TxDropped,
 }
 
@@ -555,18 +555,18 @@ impl NicCounter {
             NicCounter::RxFifoErrors => "the NIC's memory or its receive ring was full",
             NicCounter::RxErrors => "received damaged, or of a size that the NIC refuses",
             NicCounter::RxDropped => {
-                "by the driver or the kernel: frames that this host does not handle, such as LLDP, or more than it can take"
+                "dropped by the driver or the kernel, as this host does not handle them (LLDP, for example) or could not take more"
             }
             NicCounter::TxErrors => "could not be sent",
-            NicCounter::TxDropped => "by the driver or the kernel instead of being sent",
+            NicCounter::TxDropped => "dropped by the driver or the kernel before they were sent",
         }
     }
 
-    /// Whether so many packets in `ns` are usual on a healthy host. `rx_dropped` has frames that nobody waits for, some each second;
-    /// some drivers also count there what lacked a receive buffer.
-    pub fn is_usual(self, packets: u64, ns: u64) -> bool {
+    /// Whether a trace of this length may have so many on a healthy host: of `rx_dropped` 10 for each begun second, as it has frames
+    /// that nobody waits for. Some drivers also count there what lacked a receive buffer.
+    pub fn is_usual(self, packets: u64, length_ns: u64) -> bool {
         const PER_SECOND: u64 = 10;
-        self == NicCounter::RxDropped && packets <= (ns / 1_000_000_000 + 1).saturating_mul(PER_SECOND)
+        self == NicCounter::RxDropped && packets <= (length_ns / 1_000_000_000 + 1).saturating_mul(PER_SECOND)
     }
 }
 

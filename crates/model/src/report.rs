@@ -96,8 +96,7 @@ pub struct Report {
     /// VMs that came during the trace and were not followed, as there was no room for more than 1,024.
     #[serde(default)]
     pub not_followed: u64,
-    /// Packets that the host's NICs lost while the trace ran, by their own counters; those that lost none are not listed.
-    /// Which VM they were for is not known.
+    /// See [`NicLoss`](crate::event::NicLoss); summed up by NIC and counter. Zeros are not listed.
     #[serde(default)]
     pub nic_losses: Vec<NicLosses>,
     /// The guests that reported events themselves, by stream.
@@ -107,7 +106,7 @@ pub struct Report {
     pub vms: Vec<VmReport>,
 }
 
-/// Packets that a NIC lost.
+/// Packets that were discarded, by one counter of one NIC.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NicLosses {
     /// The NIC.
@@ -356,10 +355,10 @@ pub struct PartReport {
     /// Median of the requests in which the states of the thread are known, ns. Medians of parts do not add up to the stage's: if
     /// the thread is in one state in some requests, and in another in others, each may be 0.
     pub p50: u64,
-    /// Time in a typical request, ns: what belongs to this part of the stage's median, where no request counts with more than
-    /// that median. The parts of a stage add up to its median, but for the time in which the state is not known.
+    /// This part's share of the stage's median, ns: by the times of all requests, each counted as that median at most. The parts
+    /// of a stage add up to its median, but for the time in which the state is not known.
     #[serde(default)]
-    pub typical: u64,
+    pub of_p50: u64,
     /// Its share of the time, 0 to 1.
     pub time_share: f64,
     /// Its share of the fluctuation.

@@ -532,12 +532,12 @@ fn explained(error: &apply::Error) -> String {
     }
 }
 
-/// Seconds since 1970.
-/// CPU time of this thread.
+/// CPU time that this thread has used so far; 0 if the kernel does not tell.
 fn cpu_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
+/// Seconds since 1970.
 fn unix() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }

@@ -9,7 +9,7 @@
 //! After a look that took *t*, the next one waits for 4 *t*, but for 1 s at most, or for *t* if that is longer. So looking takes at
 //! most a fifth of a CPU while *t* is at most 0.25 s, and half of one however long a look takes. `idle` is 5 minutes, but 250 times the
 //! CPU time of a look if that is longer, up to 10 minutes: at rest, looking takes at most 0.4 % of a CPU while a look takes at most
-//! 2.4 s of one.
+//! 2.4 s of one. If a source of hints is missing, it is 1.5 s, whatever a look costs.
 //!
 //! Times are since any fixed instant. Nothing here reads a clock.
 
@@ -23,12 +23,12 @@ pub(super) const SETTLE: Duration = Duration::from_millis(100);
 pub(super) const LATEST: Duration = Duration::from_millis(400);
 /// How long after the creation of a VM the host is looked at again.
 const AGAIN: [Duration; 2] = [Duration::from_millis(500), Duration::from_millis(1200)];
-/// The time between two looks if nothing happens and the kernel tells of all that does: this long, or longer if a look takes long.
+/// The shortest time between two looks at rest, if the kernel tells of everything.
 const IDLE: Duration = Duration::from_secs(300);
-/// In that case it is this many times the CPU time of the look, up to [`IDLE_MOST`].
+/// At rest, the time between looks is this many times the CPU time of the last look, within [`IDLE`] to [`IDLE_MOST`].
 const IDLE_PER_LOOK: u32 = 250;
 const IDLE_MOST: Duration = Duration::from_secs(600);
-/// The same if a source of hints is missing.
+/// The time between two looks at rest if a source of hints is missing, whatever they cost.
 const IDLE_BLIND: Duration = Duration::from_millis(1500);
 /// The first pause after a failure, and the longest.
 const RETRY: Duration = Duration::from_secs(1);

@@ -259,7 +259,7 @@ pub(crate) fn candidates(stages: &[StageReport], guest: &[GuestCell], fluctuatio
                 stage: s.stage,
                 part: None,
                 state: Some(p.state),
-                share: if fluctuation { p.fluctuation_share } else { p.typical as f64 / sum },
+                share: if fluctuation { p.fluctuation_share } else { p.of_p50 as f64 / sum },
                 time_share: p.time_share,
                 fluctuation_share: p.fluctuation_share,
                 length: Some(p.mean.max(p.p50 as f64) as u64),

@@ -33,7 +33,7 @@ fn case(p50: u64, p99: u64, cells: &[(Stage, Option<ThreadState>, f64, f64)]) ->
                 state,
                 mean: time * 1000.0,
                 p50: (time * 1000.0) as u64,
-                typical: (time * 1000.0) as u64,
+                of_p50: (time * 1000.0) as u64,
                 time_share: time / sum,
                 fluctuation_share: share,
             }
@@ -130,9 +130,9 @@ fn a_thread_that_is_in_one_state_or_another_was_seen() {
     let typical = |c: &mut Case, stage: Stage, of_stage: u64, of_parts: &[(ThreadState, u64, u64)]| {
         let report = c.stages.iter_mut().find(|s| s.stage == stage).unwrap();
         report.dist.p50 = of_stage;
-        for (state, p50, typical) in of_parts {
+        for (state, p50, of_p50) in of_parts {
             let part = report.parts.iter_mut().find(|p| p.state == *state).unwrap();
-            (part.p50, part.typical) = (*p50, *typical);
+            (part.p50, part.of_p50) = (*p50, *of_p50);
         }
     };
     typical(&mut c, Stage::TapQueue, 2_539_519, &[(Asleep, 425_983, 1_100_000), (Run, 190_463, 1_400_000)]);

@@ -100,8 +100,9 @@ struct signal {
 	u8 arrival_unknown; /* the guest wants no interrupt, and it is not known when it received the packets:
 			     * see packets_written() */
 	struct vcpu_key target; /* vm 0: not known */
-	u64 written;  /* when packets_written() looked at the ring; 0: not yet. If arrival_unknown, the end of
-		       * that look. If entry_requested, also what request_entry() was given */
+	/* when packets_written() began: the packets were in the ring by then; 0: not yet. If arrival_unknown,
+	 * when its look at the vCPU ended. If entry_requested, also the time given to request_entry() */
+	u64 written;
 	u64 replaced; /* the request that this one replaced: see cancel_request() */
 	/* its clock then; before, only its time in guest mode when the signal began (there is no room for
 	 * another field: programs have a new clock on their stack) */

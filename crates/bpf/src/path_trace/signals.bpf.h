@@ -57,9 +57,9 @@ static __always_inline u64 request_entry(struct clock *vcpu, u64 now)
 }
 
 /* The record is not needed for what was asked at `now`, but perhaps for what had been before. */
-static __always_inline void cancel_request(struct clock *vcpu, u64 now, u64 before)
+static __always_inline void cancel_request(struct clock *vcpu, u64 now, u64 replaced)
 {
-	__sync_val_compare_and_swap(&vcpu->entry_requested, now, before);
+	__sync_val_compare_and_swap(&vcpu->entry_requested, now, replaced);
 }
 
 static __always_inline bool is_halted(u8 state)
@@ -71,7 +71,8 @@ static __always_inline bool is_halted(u8 state)
  */
 #define VECTOR_SKIPPED 255
 
-/* A record of a signal that ended at `now`; the caller fills in what is known of a vCPU, and submits it. */
+/* Reserves a record of a signal with the event time `now` and with `signalled`; what either means for each
+ * `delivery`, model::event::Interrupt says. The caller fills in the vCPU, and submits it. */
 static __always_inline struct rec_irq *reserve_irq(struct clock *worker, u64 now, u8 delivery, u64 signalled)
 {
 	struct rec_irq *r = reserve(sizeof(*r));
@@ -95,8 +96,8 @@ static __always_inline void fill_vcpu(struct rec_irq *r, const struct vcpu_key *
 	__builtin_memcpy(r->clock, clock, sizeof(r->clock));
 }
 
-/* It is not known which vCPU received the packets, nor what it did. vm: that KVM was told to interrupt; 0:
- * not known. */
+/* It is not known which vCPU received the packets, nor what it did. vm: the VM that KVM was told to
+ * interrupt, 0 if not known. */
 static __always_inline void emit_unknown(struct clock *worker, u64 now, u64 signalled, u32 vm, u8 vector)
 {
 	struct rec_irq *r = reserve_irq(worker, now, DELIVERY_UNKNOWN, signalled);
@@ -170,7 +171,8 @@ static __always_inline void notice_skipped_signal(struct clock *worker, u16 last
 	worker->holds = HOLDS_NOTHING;
 }
 
-/* A worker begins to empty a tap. Of the first round that is seen, nothing is known of the count before. */
+/* A worker begins to empty a tap. If it was not seen with this net before, the count was not known when it
+ * took the packets that it holds, so no skipped signal can be told. */
 static __always_inline void round_begins(struct clock *worker, u64 net, u16 last_used)
 {
 	if (worker->net == net)
@@ -358,8 +360,7 @@ static __always_inline void interrupt_accepted(struct clock *worker, u32 apicid,
 
 /*
  * A signal has ended: tells what it was, unless an interrupt did. One of which the kernel skipped on_signal()
- * is one of received packets if the worker holds some: see
- * notice_skipped_signal().
+ * is one of received packets if the worker holds some: see notice_skipped_signal().
  */
 static __always_inline void signal_ends(struct clock *worker)
 {

@@ -53,7 +53,7 @@ static __always_inline void not_signalled(struct clock *c, u64 now)
 	struct served *s = bpf_map_lookup_elem(&served, &q);
 	struct vcpu_key *target = bpf_map_lookup_elem(&target_vcpus, &q);
 	struct clock *vcpu = target ? vcpu_clock(target) : NULL;
-	u64 before, spent[STATES];
+	u64 replaced, spent[STATES];
 	struct rec_irq *r;
 	u8 state;
 
@@ -61,17 +61,16 @@ static __always_inline void not_signalled(struct clock *c, u64 now)
 		return;
 	if (!vcpu || c->spent[STATE_READY] != c->ready_before)
 		return give_up_taken(c, now, 0);
-	before = request_entry(vcpu, now);
+	replaced = request_entry(vcpu, now);
 	state = clock_peek(vcpu, now, spent);
 	if (state == STATE_GUEST)
-		cancel_request(vcpu, now, before);
+		cancel_request(vcpu, now, replaced);
 	c->signal.queue = q;
 	r = reserve_irq(c, now, DELIVERY_SUPPRESSED, now);
 	if (r) {
 		fill_vcpu(r, target, vcpu_index(vcpu), state, spent);
 		submit(r);
 	}
-	c->signal.begun = 0;
 	c->taking.ifindex = 0;
 }
 

@@ -118,7 +118,7 @@ pub fn part(vm: &mut VmReport, stage: Stage, state: ThreadState, ns: u64, time: 
         state,
         mean: ns as f64,
         p50: ns,
-        typical: ns,
+        of_p50: ns,
         time_share: time,
         fluctuation_share: fluctuation,
     };
@@ -194,7 +194,7 @@ fn any_stage() -> impl Strategy<Value = StageReport> {
                 state,
                 mean: ns as f64,
                 p50: ns / 2,
-                typical: ns / 2,
+                of_p50: ns / 2,
                 time_share: time,
                 fluctuation_share: f,
             }

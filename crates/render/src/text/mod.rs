@@ -69,10 +69,10 @@ fn heading(report: &Report) -> String {
     shorten(&text, WIDTH)
 }
 
-/// What NICs, their drivers and the kernel's device layer discarded that need not be missed by anybody.
+/// NIC counters that grew no more than is usual: see [`NicCounter::is_usual`](teiji_model::event::NicCounter::is_usual).
 pub fn discarded(report: &Report) -> Vec<String> {
     let usual = report.nic_losses.iter().filter(|loss| is_usual(report, loss));
-    usual.flat_map(|loss| nic_loss(loss, "discarded")).collect()
+    usual.flat_map(|loss| nic_loss(loss, "discarded", ", as many as is usual")).collect()
 }
 
 fn is_usual(report: &Report, loss: &NicLosses) -> bool {
@@ -80,9 +80,9 @@ fn is_usual(report: &Report, loss: &NicLosses) -> bool {
     loss.counter.is_usual(loss.packets, length)
 }
 
-fn nic_loss(loss: &NicLosses, verb: &str) -> Vec<String> {
+fn nic_loss(loss: &NicLosses, verb: &str, more: &str) -> Vec<String> {
     let text = format!(
-        "{} {verb} {} ({}: {}); which requests they were of is not known",
+        "{} {verb} {} ({}: {}){more}",
         printable(&loss.device),
         count(loss.packets, "packet"),
         loss.counter.name(),
@@ -91,7 +91,7 @@ fn nic_loss(loss: &NicLosses, verb: &str) -> Vec<String> {
     wrap(&text, WIDTH)
 }
 
-/// What the tracer lost, if anything, and what NICs and their drivers did.
+/// What the tracer lost, if anything, and what NICs lost, more than is usual.
 pub fn lost(report: &Report) -> Vec<String> {
     let counters = &report.counters;
     let by_cpu: Vec<String> = counters
@@ -149,7 +149,9 @@ pub fn lost(report: &Report) -> Vec<String> {
         lines.extend(wrap(&text, WIDTH));
     }
     let nic_losses = report.nic_losses.iter().filter(|loss| !is_usual(report, loss));
-    lines.extend(nic_losses.flat_map(|loss| nic_loss(loss, "lost")));
+    lines.extend(
+        nic_losses.flat_map(|loss| nic_loss(loss, "lost", "; which requests they were of is not known")),
+    );
     if report.not_followed > 0 {
         let text = format!(
             "{} came during the trace and {} not followed: there is room for 1,024 in one trace",

@@ -87,14 +87,7 @@ fn detail(label: &str, text: &str) -> Detail {
 }
 
 fn part(state: ThreadState, us: u64, time_share: f64, fluctuation_share: f64) -> PartReport {
-    PartReport {
-        state,
-        mean: (us * US) as f64,
-        p50: us * US,
-        typical: us * US,
-        time_share,
-        fluctuation_share,
-    }
+    PartReport { state, mean: (us * US) as f64, p50: us * US, of_p50: us * US, time_share, fluctuation_share }
 }
 
 /// A request whose `tap_queue` takes `queue_us`, all of it waiting for a CPU.
