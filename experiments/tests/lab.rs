@@ -256,7 +256,7 @@ impl LossyNic {
         LAB.host.run(&count).unwrap().ok().unwrap().parse().unwrap()
     }
 
-    /// Has the NIC lose so many packets, and waits until the driver has counted them, which it does every two seconds.
+    /// Has the NIC lose so many packets, and waits until the driver has counted them.
     fn loses(&self, packets: u64) {
         let (ping, before) =
             (format!("ping -q -i 0.2 -s 4000 -c {packets} -I {} ff02::1", self.sender), self.lost());

@@ -33,7 +33,8 @@ impl NicCounters {
     fn of(root: &Root) -> Self {
         let mut names = root.names("sys/class/net");
         names.retain(|name| root.exists(&format!("sys/class/net/{name}/device")));
-        // Virtual functions last: they may be many, and their losses may also be counted by the physical function, or seen by the VM that has them.
+        // Virtual functions last: they may be many, and their losses may also be counted by the physical function, or seen by the VM
+        // that has them.
         names.sort_by_cached_key(|name| {
             (root.exists(&format!("sys/class/net/{name}/device/physfn")), name.clone())
         });

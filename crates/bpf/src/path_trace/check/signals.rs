@@ -110,21 +110,27 @@ const CASES: [Case; 11] = [
     case(true, &[(Enters, 5)], 10, Guest, [true, false]),
 ];
 
+/// The worker signals, and the vCPU does what the case says, until the signal is to end. Returns when it began.
+fn until_the_end(host: &mut Host, case: &Case) -> u64 {
+    if case.asleep {
+        host.sleeps(0, TOLD, HOG);
+    }
+    let began = begins(host);
+    for (what, at) in case.does {
+        host.now = began + at * US;
+        host.happens(*what, 0, TOLD, HOG);
+    }
+    host.now = began + case.ends * US;
+    began
+}
+
 /// The kernel skips the probe after the write while another worker is preempted within it on the same CPU.
 #[test]
 fn when_the_guest_received_packets_is_told_as_far_as_it_is_known() {
     for (n, case) in CASES.iter().enumerate() {
         for (seen, known) in [true, false].into_iter().zip(case.known) {
             let mut host = host();
-            if case.asleep {
-                host.sleeps(0, TOLD, HOG);
-            }
-            let began = begins(&mut host);
-            for (what, at) in case.does {
-                host.now = began + at * US;
-                host.happens(*what, 0, TOLD, HOG);
-            }
-            host.now = began + case.ends * US;
+            let began = until_the_end(&mut host, case);
             if seen {
                 host.happens(Happening::Written, 0, TOLD_WORKER, 0);
             }
@@ -145,15 +151,7 @@ fn when_the_guest_received_packets_is_told_as_far_as_it_is_known() {
 fn where_the_write_cannot_be_probed_no_probe_is_skipped() {
     for (n, case) in CASES.iter().enumerate() {
         let mut host = with_an_interrupt(telling_without_writes());
-        if case.asleep {
-            host.sleeps(0, TOLD, HOG);
-        }
-        let began = begins(&mut host);
-        for (what, at) in case.does {
-            host.now = began + at * US;
-            host.happens(*what, 0, TOLD, HOG);
-        }
-        host.now = began + case.ends * US;
+        until_the_end(&mut host, case);
         let (_, told) = ends(&host);
         assert_eq!((told.arrival_is_unknown(), told.vector), (!case.known[1], 0), "case {n}");
     }
