@@ -160,7 +160,10 @@ pub fn step_and_paced(lab: &Lab, guest: &Guest<'_>, extent: &Extent) -> Result<[
         Ok(())
     })?;
     let step = Shown::of("step", &step)?;
-    Ok([step, steady(lab, guest, "paced", extent.of_finding)?])
+    // Not at a rate: calls would come at once to a guest that has stood still.
+    let (paced, _) =
+        traced(lab, "paced", TRACE, || load::call_one_by_one(&lab.host, guest, extent.of_finding))?;
+    Ok([step, Shown::of("paced", &paced)?])
 }
 
 /// Finding 6: a server that creates a thread for each request, and one with a pool; with what each counted.

@@ -77,7 +77,7 @@ pub fn traced<T>(
     trace.wait_for("reports its part of the path", START)?;
     let loaded = load()?;
     // What the guest reports of the last requests is on its way.
-    std::thread::sleep(Duration::from_secs(1));
+    std::thread::sleep(Duration::from_secs(2));
     Ok((trace.stop()?, loaded))
 }
 

@@ -6,11 +6,12 @@
 #![allow(clippy::unwrap_used, reason = "a test ends by them")]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use teiji_experiments::load::{self, Figures, StallAt};
-use teiji_experiments::path::{agrees, excused, late, may_be_incomplete, only, out_of_order};
+use teiji_experiments::path::{agrees, excused, late, may_be_incomplete, only, out_of_order, unseen};
 use teiji_experiments::reporting::{self, START, wake_shares, woken};
 use teiji_experiments::sip::{self, findings};
 use teiji_experiments::tracing::{self, Lab, Trace, Traced};
@@ -19,10 +20,12 @@ use teiji_lab::{Child, Guest};
 use teiji_model::event::{Event, EventKind, Interrupt};
 use teiji_model::finding::Cause;
 use teiji_model::report::{Blame, CallMessage, GuestPart, Inside, Joined, Reason, Report, Request, VmReport};
-use teiji_model::stage::{Stage, ThreadState};
+use teiji_model::stage::{Split, Stage, ThreadState};
 use teiji_model::threads::{ThreadRole, WokenBy};
 
 const TRACE: &str = "--vm vm1 --guest --flow 'udp port 7'";
+/// Sets `pid` to that of the guest's echo server.
+const SERVER: &str = "pid=$(pgrep -f '[u]dp-echo --port')";
 
 /// A trace of requests to an idle guest, and what the caller counted.
 static QUIET: Shared<(Traced, Figures)> =
@@ -32,8 +35,7 @@ static HALTED: Shared<Halted> = Shared::new("a trace of vCPUs that halt", || {
     let _polling = load::polling(&LAB.host, 0).unwrap();
     vm1();
     let before = sleeps();
-    // 20 ms apart, so that all threads sleep in between.
-    let traced = with_the_server_on("1", || traced("halted", TRACE, || echo(300)).0);
+    let traced = with_the_server_on("1", || traced("halted", TRACE, || apart(150)).0);
     Halted { traced, before, after: sleeps() }
 });
 struct Halted {
@@ -88,6 +90,11 @@ fn traced(stem: &str, arguments: &str, load: impl FnOnce() -> Figures) -> (Trace
 
 fn echo(count: u64) -> Figures {
     load::echo(&LAB.host, vm1(), 50.0, count).unwrap()
+}
+
+/// 100 ms apart, so that all threads sleep in between, on a slow machine too.
+fn apart(count: u64) -> Figures {
+    load::echo(&LAB.host, vm1(), 10.0, count).unwrap()
 }
 
 fn inside(report: &Report) -> (&VmReport, &Inside) {
@@ -195,28 +202,71 @@ fn divides(traced: &Traced, called: &Figures, raced: u64) {
     );
 }
 
-/// Busy loops share a vCPU with the server, which has a low priority: then the packet waits in the socket.
+/// So many answers make a mean.
+const ENOUGH: u64 = 20;
+
+/// What was counted beside busy loops.
+struct Delayed {
+    /// Requests answered: see [`Figures::answered`].
+    answered: RangeInclusive<u64>,
+    /// How long the server waited for a CPU, ns, and how often it got one, as the guest's kernel counts them.
+    waited: u64,
+    turns: u64,
+}
+
+/// Sends requests until [`ENOUGH`] were answered in time. A server that gets few of an emulated vCPU's instructions may answer
+/// only a few in a second, and a queue that grows makes the rest late.
+fn echo_beside_busy_loops() -> Delayed {
+    let [mut in_time, mut ever] = [0; 2];
+    let counted = || {
+        let printed = vm1().run(&format!("{SERVER}; cat /proc/$pid/schedstat")).unwrap().ok().unwrap();
+        let figures: Vec<u64> = printed.split_whitespace().map(|figure| figure.parse().unwrap()).collect();
+        let [_ran, waited, turns] = figures[..] else { panic!("{printed}") };
+        [waited, turns]
+    };
+    let before = counted();
+    for _ in 0..10 {
+        let figures = load::echo(&LAB.host, vm1(), 3.0, 30).unwrap();
+        let answered = figures.answered();
+        (in_time, ever) = (in_time + answered.start(), ever + answered.end());
+        if in_time >= ENOUGH {
+            let [waited, turns] = counted();
+            let (waited, turns) = (waited - before[0], turns - before[1]);
+            return Delayed { answered: in_time..=ever, waited, turns };
+        }
+        eprintln!("few answers beside busy loops: {figures:?}");
+    }
+    panic!("of 300 requests at 3/s {in_time} were answered in time");
+}
+
+/// Busy loops share a vCPU with the server, which has a low priority: then the packet waits in the socket. For how long is
+/// what the guest's kernel counts; how that compares with other parts depends on how slow the emulated machine is.
 fn the_part_of_the_path_that_is_slow_in_the_guest_is_shown() {
-    let quiet = &QUIET.0;
-    let server = "pid=$(pgrep -f '[u]dp-echo --port')";
-    vm1().run(&format!("{server}; taskset -cp 1 $pid; renice -n 10 $pid")).unwrap().ok().unwrap();
+    // A weight of 335 beside three of 1,024: the server gets 10 % of the vCPU.
+    vm1().run(&format!("{SERVER}; taskset -cp 1 $pid; renice -n 5 $pid")).unwrap().ok().unwrap();
     let hogs = vm1().spawn("exec teiji-lab hog --cpu 1 --threads 3").unwrap();
     hogs.wait_for("busy", START).unwrap();
-    let (busy, called) = traced("busy", TRACE, || load::echo(&LAB.host, vm1(), 20.0, 200).unwrap());
+    let (busy, delayed) = reporting::traced(&LAB, "busy", TRACE, || Ok(echo_beside_busy_loops())).unwrap();
     hogs.kill().unwrap();
-    vm1().run(&format!("{server}; taskset -cp 0,1 $pid; renice -n 0 $pid")).unwrap().ok().unwrap();
-    let ((_, before), (vm, after)) = (inside(&quiet.report), inside(&busy.report));
-    agrees("complete", vm.requests.complete, called.answered(), excused(&busy).unwrap()).unwrap();
-    let medians = |inside: &Inside| inside.parts.iter().map(|p| p.dist.p50).collect::<Vec<_>>();
-    eprintln!("{:?} ns, beside busy loops {:?}", medians(before), medians(after));
-    // The server gets a CPU for 3 % of the time: nearly all requests wait behind the loops. On a busy machine it answers few of them,
-    // but all that it answers are divided.
+    vm1().run(&format!("{SERVER}; taskset -cp 0,1 $pid; renice -n 0 $pid")).unwrap().ok().unwrap();
+    let (vm, inside) = inside(&busy.report);
+    let Delayed { answered, waited, turns } = delayed;
+    agrees("complete", vm.requests.complete, answered.clone(), excused(&busy).unwrap()).unwrap();
+    all_requests(&busy);
+    // All that it answers are divided.
     let [guest] = busy.report.guests[..] else { panic!("{:?}", busy.report.guests) };
-    assert!(after.violations <= raced(&busy), "{after:?} {guest:?}");
-    assert!(after.undivided <= guest.lost, "{after:?} {guest:?}");
-    assert!(after.divided >= 20 && share(after, GuestPart::SocketWait) > 0.5, "{after:?}");
-    let waits = |inside: &Inside| medians(inside)[GuestPart::SocketWait as usize];
-    assert!(waits(after) > 10 * waits(before), "{} to {} ns", waits(before), waits(after));
+    assert!(inside.violations <= raced(&busy), "{inside:?} {guest:?}");
+    assert!(inside.undivided <= guest.lost, "{inside:?} {guest:?}");
+    assert!(inside.divided >= ENOUGH / 2, "{inside:?}");
+    let means: Vec<f64> = inside.parts.iter().map(|part| part.dist.mean).collect();
+    let of_a_turn = waited as f64 / turns as f64;
+    eprintln!(
+        "means of the parts: {means:?} ns; {of_a_turn} ns in each of {turns} turns by the guest's kernel"
+    );
+    // A request waits in the socket for the turn in which it is read: not as long as for one after the server has lost the CPU, as
+    // the guest's kernel prefers who has slept. Without the busy loops it waits for less than a millisecond.
+    assert!(of_a_turn > 1e6, "the busy loops delay the server by {of_a_turn} ns only");
+    assert!(means[GuestPart::SocketWait as usize] > of_a_turn / 8.0, "{means:?}, {of_a_turn}");
 }
 
 /// Runs `traced` with the server on these vCPUs, and interrupts on vCPU 0.
@@ -248,62 +298,76 @@ fn a_reader_whose_vcpu_had_halted_is_told_from_one_whose_vcpu_polled() {
     // Polling for a second at most, not just for longer than the time between requests: on a busy machine some come late, and
     // KVM polls less after a halt that was longer than that.
     let polling = load::polling(&LAB.host, 1_000_000_000).unwrap();
-    let polled = &with_the_server_on("1", || traced("polled", TRACE, || echo(200)).0);
+    let polled = &with_the_server_on("1", || traced("polled", TRACE, || apart(100)).0);
     drop(polling);
-    let wait = GuestPart::SocketWait;
-    let [of_halted, of_polled] = [halted, polled].map(|traced| {
-        all_requests(traced);
+    for traced in [halted, polled] {
         let inside = inside(&traced.report).1;
-        let asleep = mean(inside, wait, Some(ThreadState::Asleep));
-        eprintln!(
-            "asleep for {asleep} of {} ns in the socket: {inside:?}",
-            inside.parts[wait as usize].dist.mean
-        );
+        eprintln!("{:?}; {inside:?}", wake_shares(only(&traced.report).unwrap()));
         assert_eq!(inside.contradictions, 0, "{inside:?}");
-        asleep
-    });
-    assert!(of_polled < of_halted / 3.0, "{of_polled} {of_halted}");
-    // A request to an idle host wakes the worker, the vCPU that takes the interrupt, and that of the reader; to one that
-    // polls, the worker at most. On a busy machine some come while the former one is still being served.
-    let mean = |traced: &Traced| {
+    }
+    // Medians, as a mean is of the few requests during which the machine stood still.
+    let [of_halted, of_polled] = [halted, polled].map(|traced| {
         let all = all_requests(traced);
-        let alone = |pair: &[Joined]| pair[1].request.start > pair[0].request.start + pair[0].request.total;
-        let alone: Vec<f64> =
-            all.windows(2).filter(|p| alone(p)).map(|p| f64::from(woken(&p[1].request))).collect();
+        // When the former one has been answered, all threads have to fall asleep again.
+        let alone =
+            |pair: &[Joined]| pair[1].request.start > pair[0].request.start + 2 * pair[0].request.total;
+        let alone: Vec<_> = all.windows(2).filter(|pair| alone(pair)).map(|pair| &pair[1].request).collect();
         assert!(alone.len() >= 20, "{} of {} requests came to an idle host", alone.len(), all.len());
-        alone.iter().sum::<f64>() / alone.len() as f64
-    };
-    let threads = [mean(halted), mean(polled)];
-    let shares = [halted, polled].map(|traced| wake_shares(only(&traced.report).unwrap()));
-    eprintln!("threads woken: {threads:?}; asleep meanwhile, worker and vCPUs: {shares:?}");
-    assert!(threads[0] > 2.0 && threads[1] < threads[0] - 1.0, "{threads:?}");
-    assert!(shares[1][1] < shares[0][1] / 3.0, "{shares:?}");
+        let median = |of: &dyn Fn(&Request) -> Option<f64>| {
+            let mut all: Vec<f64> = alone.iter().filter_map(|request| of(request)).collect();
+            all.sort_by(f64::total_cmp);
+            all[all.len() / 2]
+        };
+        let asleep = |split: Split| split.get(ThreadState::Asleep) as f64;
+        let of_socket = |r: &Request| r.inside?.splits[GuestPart::SocketWait as usize].map(asleep);
+        let of_wake = |r: &Request| r.stages.iter().find(|s| s.stage == Stage::VcpuWake)?.split.map(asleep);
+        [median(&|r| Some(woken(r).into())), median(&of_socket), median(&of_wake)]
+    });
+    eprintln!(
+        "threads woken, ns asleep in the socket and until the entry: {of_halted:?}; polled {of_polled:?}"
+    );
+    // A request to an idle host wakes the worker, the vCPU that takes the interrupt, and that of the reader; to one that
+    // polls, the worker at most.
+    assert!(of_halted[0] > 2.0 && of_polled[0] < of_halted[0] - 1.0, "{of_halted:?} {of_polled:?}");
+    let much_less = |what: usize| of_polled[what] < of_halted[what] / 3.0;
+    assert!(much_less(1) && much_less(2), "{of_halted:?} {of_polled:?}");
 }
 
 fn a_reader_whose_vcpu_waits_for_a_cpu_is_told_with_who_had_it() {
-    let traced = with_the_server_on("1", || {
-        let hogs = load::hogs(&LAB.host, 3, 3).unwrap();
+    // For how long the vCPU of the reader has waited for its CPU, ns, and how often it got it, as the host's kernel counts it.
+    let counted = || -> [u64; 2] {
+        let of_reader = format!("cat /proc/{}/schedstat", vm1().vcpu_tids()[1]);
+        let printed = LAB.host.run(&of_reader).unwrap().ok().unwrap();
+        let figures: Vec<u64> = printed.split_whitespace().map(|figure| figure.parse().unwrap()).collect();
+        [figures[1], figures[2]]
+    };
+    let (traced, waited, turns) = with_the_server_on("1", || {
+        let hogs = load::hogs(&LAB.host, reporting::READER_CPU, 3).unwrap();
+        let before = counted();
         let traced = traced("ready", TRACE, || load::echo(&LAB.host, vm1(), 20.0, 200).unwrap()).0;
+        let after = counted();
         drop(hogs);
-        traced
+        (traced, after[0] - before[0], after[1] - before[1])
     });
     all_requests(&traced);
-    let [before, after] = [&HALTED.traced, &traced].map(|traced| {
-        let ready: f64 = GuestPart::ALL
-            .into_iter()
-            .map(|part| mean(inside(&traced.report).1, part, Some(ThreadState::Ready)))
-            .sum();
-        ready
-    });
     let (vm, inside) = inside(&traced.report);
-    eprintln!("waits for a CPU: {before} ns, with busy loops {after} ns; {:?}", vm.findings);
+    let ready: f64 =
+        GuestPart::ALL.into_iter().map(|part| mean(inside, part, Some(ThreadState::Ready))).sum();
+    let of_a_turn = waited as f64 / turns as f64;
+    eprintln!(
+        "waits for a CPU: {ready} ns a request, {of_a_turn} ns in each of {turns} turns; {:?}",
+        vm.findings
+    );
     eprintln!("unknown: {:.3}", share_of(inside, None));
-    assert!(after > 10.0 * before, "{before} {after} {inside:?}");
-    // Emulated, the guest's own time may be longer.
-    let first = vm.findings.iter().find(|finding| finding.blame == Blame::Host).unwrap();
-    assert_eq!(first.cause, Cause::VcpuWaitsForCpu, "{:?}", vm.findings);
-    assert!(first.evidence.iter().any(|e| e.part == Some(GuestPart::SocketWait)), "{first:?}");
-    assert!(!first.preempted_by.is_empty(), "{first:?}");
+    // The reader's vCPU has to get its CPU once for each request at least.
+    assert!(of_a_turn > 1e6, "the busy loops delay the vCPU by {of_a_turn} ns only");
+    assert!(ready > of_a_turn / 4.0, "{ready} {of_a_turn} {inside:?}");
+    // A machine that stands still may add another finding.
+    let found = vm.findings.iter().find(|finding| finding.cause == Cause::VcpuWaitsForCpu);
+    let found = found.unwrap_or_else(|| panic!("{:?}", vm.findings));
+    assert_eq!(found.blame, Blame::Host, "{found:?}");
+    assert!(found.evidence.iter().any(|e| e.part == Some(GuestPart::SocketWait)), "{found:?}");
+    assert!(!found.preempted_by.is_empty(), "{found:?}");
 }
 
 /// How often each thread of the host has given up its CPU, by thread id, as the kernel counts it.
@@ -368,7 +432,7 @@ fn pings_are_answered_by_the_guests_kernel() {
     std::thread::sleep(Duration::from_secs(1));
     let traced = trace.stop().unwrap();
     let (vm, inside) = inside(&traced.report);
-    assert!(inside.divided > 0 && inside.violations == 0, "{inside:?} of {:?}", vm.requests);
+    assert!(inside.divided > 0 && inside.violations <= raced(&traced), "{inside:?} of {:?}", vm.requests);
     assert_eq!((share(inside, GuestPart::SocketWait), share(inside, GuestPart::App)), (0.0, 0.0));
     all_requests(&traced);
 }
@@ -425,13 +489,17 @@ fn sip_requests_are_divided() {
     eprintln!("{inside:?}");
     let [guest] = traced.report.guests[..] else { panic!("{:?}", traced.report.guests) };
     assert!(inside.undivided <= guest.lost, "{inside:?} of {:?}", vm.requests);
-    assert!(inside.divided > 0 && inside.violations == 0, "{inside:?} of {:?}", vm.requests);
+    assert!(inside.divided > 0 && inside.violations <= raced(&traced), "{inside:?} of {:?}", vm.requests);
     all_requests(&traced);
-    // Each complete call has each message that sipp's server sends or is sent, in this order.
+    // Each complete call has each message that sipp's server sends or is sent, in this order, but for what was not seen.
     let groups = vm.groups.as_ref().unwrap();
     use CallMessage::*;
-    let messages: Vec<_> = groups.messages.iter().map(|m| (m.message, m.at.count)).collect();
-    assert_eq!(messages, [Invite, Provisional, Final, Ack, Bye, ByeFinal].map(|m| (m, groups.complete)));
+    let messages: Vec<_> = groups.messages.iter().map(|m| m.message).collect();
+    assert_eq!(messages, [Invite, Provisional, Final, Ack, Bye, ByeFinal]);
+    let not_seen = unseen(&traced).unwrap();
+    for of in &groups.messages {
+        agrees("messages", of.at.count, groups.complete, not_seen).unwrap();
+    }
     for call in &groups.slowest {
         assert!(call.messages.is_sorted_by_key(|step| step.at), "{call:?}");
         assert!(call.messages.last().unwrap().at <= call.total, "{call:?}");
@@ -509,12 +577,17 @@ fn a_guest_reports_over_tcp_and_its_connection_is_no_traffic_of_the_vm() {
     let trace =
         Trace::start(&LAB, "own-connection", &format!("{} --flow tcp", over_tcp(TOKEN)), true).unwrap();
     trace.wait_for("reports its part of the path", START).unwrap();
-    std::thread::sleep(Duration::from_secs(5));
+    // A handshake, a Ping and a Pong each second, and what acknowledges them.
+    for _ in 0..60 {
+        std::thread::sleep(Duration::from_secs(1));
+        if on_the_tap() - before >= 20 {
+            break;
+        }
+    }
     let alone = trace.stop().unwrap();
     program.kill().unwrap();
     let passed = on_the_tap() - before;
     let vm = only(&alone.report).unwrap();
-    // A handshake, a Ping and a Pong each second, and what acknowledges them.
     assert!(passed >= 20, "{passed} packets on the tap");
     let events = tracing::events(alone.recording.as_deref().unwrap()).unwrap();
     let followed = events.iter().filter(|event| matches!(event.kind, EventKind::Packet(_))).count();

@@ -65,7 +65,8 @@ fn requests_are_followed(lab: &Lab) {
     let server = load::echo_server(&lab.host, &guest).unwrap();
     let a = accuracy::run(lab, &guest, &CASES[0], &SHORT).unwrap();
     eprintln!("{}: {}", lab.host.kernel(), serde_json::to_string(&a).unwrap());
-    assert!(a.answered >= 270, "{} answered", a.answered);
+    // A guest that is slower than the requests come in answers few of them in time.
+    assert!(a.answered >= 75, "{} answered in time: too few to say anything", a.answered);
     a.check(0.99, 0).unwrap();
     drop(server);
 }

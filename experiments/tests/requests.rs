@@ -50,8 +50,11 @@ struct Called {
 /// Runs a program of this folder in `peer`.
 fn call(name: &str, program: &[u8], arguments: &str) -> Called {
     LAB.host.put(&format!("/tmp/{name}"), program).unwrap();
-    let command =
-        format!("ip netns exec peer taskset -c {CALLER_CPU} python3 /tmp/{name} {} {arguments}", VM1.ip());
+    let command = format!(
+        "ip netns exec peer taskset -c {CALLER_CPU} python3 /tmp/{name} {} {} {arguments}",
+        VM1.ip(),
+        load::in_time().as_secs_f64()
+    );
     let printed = LAB.host.run_for(&command, Duration::from_secs(300)).unwrap().ok().unwrap();
     serde_json::from_str(&printed).unwrap_or_else(|e| panic!("{e}: {printed}"))
 }
@@ -351,8 +354,9 @@ fn what_the_guest_itself_asks_is_divided_into_the_hosts_time_and_the_rest() {
     let ask = |count: u32| -> Called {
         let client = std::str::from_utf8(HTTP_CLIENT).unwrap();
         let ask = format!(
-            "cat >/tmp/http_client.py <<'END'\n{client}END\nexec python3 /tmp/http_client.py {} {count} 30 get",
-            LAB.host.peer_ip()
+            "cat >/tmp/http_client.py <<'END'\n{client}END\nexec python3 /tmp/http_client.py {} {} {count} 30 get",
+            LAB.host.peer_ip(),
+            load::in_time().as_secs_f64()
         );
         let printed = VM1.run_for(&ask, START).unwrap().ok().unwrap();
         serde_json::from_str(&printed).unwrap_or_else(|e| panic!("{e}: {printed}"))

@@ -33,12 +33,20 @@ fn taken(guest: &Guest<'_>, vcpus: u32) -> Vec<u64> {
 /// Sends requests with the receive interrupt on each vCPU in turn, and compares the trace with a capture: all answered
 /// requests are complete, attributed to the vCPU that handled them, and have the times of the capture.
 fn followed_on_each_vcpu(lab: &Lab, guest: &Guest<'_>, vcpus: u32) -> accuracy::Agreement {
-    let mut took = Vec::new();
+    let (mut took, mut received) = (Vec::new(), Vec::new());
     let agreement = accuracy::run_under(lab, guest, &accuracy::CASES[0], || {
         for vcpu in 0..vcpus {
             receive_on(guest, vcpu);
+            // The guest moves an interrupt only when the next one arrives.
+            let at_first = taken(guest, vcpus)[vcpu as usize];
+            for _ in 0..10 {
+                if taken(guest, vcpus)[vcpu as usize] > at_first {
+                    break;
+                }
+                load::echo(&lab.host, guest, 50.0, 5)?;
+            }
             let before = taken(guest, vcpus);
-            load::echo(&lab.host, guest, 50.0, EACH)?;
+            received.push(load::echo(&lab.host, guest, 50.0, EACH)?.received);
             let after = taken(guest, vcpus);
             took.push(after.iter().zip(&before).map(|(a, b)| a - b).collect::<Vec<_>>());
         }
@@ -52,16 +60,15 @@ fn followed_on_each_vcpu(lab: &Lab, guest: &Guest<'_>, vcpus: u32) -> accuracy::
         serde_json::to_string(&agreement).unwrap()
     );
 
-    assert!(agreement.answered as u64 >= u64::from(vcpus) * EACH * 9 / 10, "{agreement:?}");
     agreement.check(0.999, 0).unwrap();
-    // The guest moves an interrupt only when the next one arrives, so a few are handled by the previous vCPU.
-    for (vcpu, took) in took.iter().enumerate() {
+    for (vcpu, (took, received)) in took.iter().zip(received).enumerate() {
         let all: u64 = took.iter().sum();
         let others = all - took[vcpu];
+        assert!(received >= EACH / 4, "vCPU {vcpu}: {received} answered in time, too few to say anything");
         assert!(took[vcpu] > others, "vCPU {vcpu} did not take the packets: {took:?}");
         assert!(shown[vcpu] > 0, "vCPU {vcpu}: none shown, {took:?}");
         // The requests that skipped runs of probes cost may all be on one vCPU.
-        let wanted = EACH.saturating_sub(others + agreement.excused);
+        let wanted = received.saturating_sub(others + agreement.excused);
         assert!(shown[vcpu] as u64 + 2 >= wanted, "vCPU {vcpu}: {} shown, {took:?}", shown[vcpu]);
     }
     assert_eq!(shown.iter().sum::<usize>(), agreement.joined.len());

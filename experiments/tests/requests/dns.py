@@ -1,5 +1,5 @@
-"""Asks a DNS server: dns.py SERVER COUNT RATE. Every third question is sent twice, and between the questions goes what is
-none. Prints how many questions there were, how many were answered, and how many were sent twice."""
+"""Asks a DNS server: dns.py SERVER IN_TIME COUNT RATE. Every third question is sent twice, and between the questions goes what is
+none. Prints how many questions there were, how many were answered within IN_TIME seconds, and how many were sent twice."""
 import json
 import random
 import select
@@ -8,7 +8,7 @@ import struct
 import sys
 import time
 
-server, count, rate = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+server, in_time, count, rate = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
 sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(4)]
 waiting, answered, twice = {}, 0, 0
 
@@ -27,15 +27,15 @@ def take(until):
             return
         for ready in select.select(sockets, [], [], left)[0]:
             message = ready.recv(4096)
-            if waiting.pop((ready, struct.unpack(">H", message[:2])[0]), None):
-                answered += 1
+            asked = waiting.pop((ready, struct.unpack(">H", message[:2])[0]), None)
+            answered += asked is not None and time.monotonic() - asked < in_time
 
 
 start = time.monotonic()
 for number in range(count):
     sender = sockets[number % len(sockets)]
     whole = question(number)
-    waiting[sender, number] = True
+    waiting[sender, number] = time.monotonic()
     for _ in range(2 if number % 3 == 0 else 1):
         sender.sendto(whole, (server, 53))
     twice += number % 3 == 0

@@ -1,15 +1,15 @@
-"""Asks the server in http_server.py: http_client.py SERVER COUNT RATE KIND. Of KIND "get" all requests have one segment; of
+"""Asks the server in http_server.py: http_client.py SERVER IN_TIME COUNT RATE KIND. Of KIND "get" all requests have one segment; of
 KIND "all" some have a body of several segments, some connections are used for one request, and now and then nothing
 that comes from the server is let through for a while, so that the request is sent again. Of KIND "large" each answer is
-one write of 20 to 60 kB, and some requests are one of 20 kB. Prints how many requests there were, how many were answered, and
-how many were sent again for that reason."""
+one write of 20 to 60 kB, and some requests are one of 20 kB. Prints how many requests there were, how many were answered within
+IN_TIME seconds, and how many were sent again for that reason."""
 import http.client
 import json
 import subprocess
 import sys
 import time
 
-server, count, rate, kind = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+server, in_time, count, rate, kind = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), sys.argv[5]
 answered, twice = 0, 0
 
 
@@ -24,7 +24,8 @@ def tc(arguments):
 
 
 def ask(connection, number):
-    """One request; returns whether its answer is right."""
+    """One request; returns whether its answer is right and in time, and whether it was sent again."""
+    asked = time.monotonic()
     path = f"/{number}/{30000 if number % 5 == 0 else 100}"
     headers = {}
     if kind == "large":
@@ -45,7 +46,7 @@ def ask(connection, number):
     response = connection.getresponse()
     body = response.read()
     right = response.getheader("X-Request") == path and len(body) == int(path.rsplit("/", 1)[1])
-    return right, again
+    return right and time.monotonic() - asked < in_time, again
 
 
 kept = [connect() for _ in range(4)]

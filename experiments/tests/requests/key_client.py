@@ -1,5 +1,5 @@
-"""Asks the server in key_server.py: key_client.py SERVER COUNT RATE. Two requests at a time; now and then a datagram that is
-too short to be one. Prints how many requests there were and how many were answered."""
+"""Asks the server in key_server.py: key_client.py SERVER IN_TIME COUNT RATE. Two requests at a time; now and then a datagram that is
+too short to be one. Prints how many requests there were and how many were answered within IN_TIME seconds."""
 import json
 import select
 import socket
@@ -7,7 +7,7 @@ import struct
 import sys
 import time
 
-server, count, rate = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+server, in_time, count, rate = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
 sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(4)]
 waiting, answered = {}, 0
 
@@ -19,15 +19,15 @@ def take(until):
             return
         for ready in select.select(sockets, [], [], left)[0]:
             message = ready.recv(4096)
-            if waiting.pop((ready, message[2:6]), None) and message[6:] == b"answer":
-                answered += 1
+            asked = waiting.pop((ready, message[2:6]), None)
+            answered += asked is not None and message[6:] == b"answer" and time.monotonic() - asked < in_time
 
 
 start = time.monotonic()
 for number in range(count):
     sender = sockets[number % len(sockets)]
     key = struct.pack(">I", number)
-    waiting[sender, key] = True
+    waiting[sender, key] = time.monotonic()
     sender.sendto(struct.pack(">H", number * 7 % 65536) + key + b"question" * (1 + number % 3), (server, 9000))
     if number % 10 == 3:
         sender.sendto(b"short", (server, 9000))
