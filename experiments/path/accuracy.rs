@@ -16,7 +16,7 @@
 //! whatever is preempted and for how long. So the time of each request by teiji has to be between its time inside and
 //! its time outside; that is checked without a tolerance for noise.
 
-use super::{Extent, lost, may_be_incomplete, only};
+use super::{Extent, is_few, lost, may_be_incomplete, only};
 use crate::load;
 use crate::numbers::{quantile, share};
 use crate::pcap::{self, Exchange, Pairing, Side};
@@ -48,7 +48,7 @@ pub struct Case {
     pub pairing: Pairing,
     /// Arguments of `teiji trace`.
     pub arguments: &'static str,
-    /// Requests per second; for SIP, each call has two requests.
+    /// Requests per second. SIP calls, with two requests each, are made one after the other.
     pub rate: f64,
 }
 
@@ -58,6 +58,11 @@ pub const CASES: [Case; 3] = [
     Case { name: "icmp", pairing: Pairing::Icmp, arguments: "--flow icmp", rate: 50.0 },
     Case { name: "sip", pairing: Pairing::Sip, arguments: "--flow 'udp port 5060' --match sip", rate: 20.0 },
 ];
+
+/// How long a trace waits for a response, which belongs to no request if it comes later: of SIP 64 T1.
+fn in_time(pairing: Pairing) -> Duration {
+    if pairing == Pairing::Sip { Duration::from_secs(32) } else { load::in_time() }
+}
 
 /// One request in the capture and in teiji's recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,21 +176,30 @@ pub struct Agreement {
 }
 
 impl Agreement {
-    /// Checks that teiji followed at least the share `least_followed` of the answered requests, but for those that are excused (a
-    /// quarter at most), with the times of the captures around them; that it divided at most `most_divided_wrongly` of them at the
-    /// tap in another way than the capture there; and that nothing was made up or lost.
+    /// Whether [few](is_few) of the answered requests are excused: a check for [`comparable`](super::comparable).
     ///
     /// # Errors
-    /// If something of it does not hold.
-    pub fn check(&self, least_followed: f64, most_divided_wrongly: usize) -> Result<()> {
-        let Agreement { case, answered, matched, excused, .. } = *self;
+    /// If something was made up or lost, which nothing excuses.
+    pub fn few_excused(&self) -> Result<bool> {
+        let Agreement { case, answered, excused, .. } = *self;
         let clean = (self.sums_wrong, self.invented, self.lost, self.capture_dropped, self.not_between)
             == (0, 0, 0, 0, 0);
         ensure!(
             clean,
             "{case}: wrong sums, invented, lost, dropped by a capture, or not between the captures: {self:?}"
         );
-        ensure!(excused * 4 <= answered as u64, "{case}: {excused} of {answered} excused: {self:?}");
+        Ok(is_few(excused, answered as u64))
+    }
+
+    /// Checks that teiji followed at least the share `least_followed` of the answered requests, but for the [few](is_few) that are
+    /// excused, with the times of the captures around them; that it divided at most `most_divided_wrongly` of them at the
+    /// tap in another way than the capture there; and that nothing was made up or lost.
+    ///
+    /// # Errors
+    /// If something of it does not hold.
+    pub fn check(&self, least_followed: f64, most_divided_wrongly: usize) -> Result<()> {
+        let Agreement { case, answered, matched, excused, .. } = *self;
+        ensure!(self.few_excused()?, "{case}: {excused} of {answered} excused: {self:?}");
         ensure!(
             (matched as u64 + excused) as f64 >= least_followed * answered as f64,
             "{case}: {matched} of {answered} followed, {excused} excused: {:?}",
@@ -216,7 +230,8 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, case: &Case, extent: &Extent) -> Result
         match case.pairing {
             Pairing::Udp => drop(load::echo(&lab.host, guest, case.rate, extent.requests)?),
             Pairing::Icmp => load::ping(&lab.host, guest, case.rate, extent.requests)?,
-            Pairing::Sip => drop(load::call(&lab.host, guest, case.rate, extent.requests / 2)?),
+            // At a rate, a guest on a slow machine has more calls at once than it can handle, and some fail.
+            Pairing::Sip => drop(load::call_one_by_one(&lab.host, guest, extent.requests / 2)?),
             Pairing::Dns | Pairing::Http | Pairing::Key { .. } => {
                 bail!("the caller of run_under() sends the load of {}", case.name)
             }
@@ -262,7 +277,7 @@ pub fn run_under(
     };
     let mut found = paired(&captured, Side::Uplink)?;
     // Later responses are not taken for a request's.
-    found.exchanges.retain(|e| Duration::from_nanos(e.total) <= load::in_time());
+    found.exchanges.retain(|e| Duration::from_nanos(e.total) <= in_time(case.pairing));
     // Requests come into the guest by its NIC, and leave the host by its tap.
     let side = if place == Inside::Guest { Side::Uplink } else { Side::Downlink };
     let [inside, outside] = [paired(&inside, side)?, paired(&outside, Side::Downlink)?].map(totals);

@@ -153,12 +153,22 @@ pub enum Acceptance {
     Wrong,
 }
 
-/// Whether runs of a situation together show that its cause is found: none is wrong, and at most one is accepted by the
-/// median alone. Other work of this machine may change the fluctuation of a run, but a verdict that is about the
-/// fluctuation and wrong in each run is a fault.
-pub fn accepted(runs: &[Acceptance]) -> bool {
+/// So many runs of a situation have to be right, or right of the host.
+const ENOUGH_RUNS: usize = 2;
+/// After so many runs there is no other.
+const MOST_RUNS: usize = 6;
+
+/// Whether the runs of a situation show that its cause is found; `None` if another run has to tell. None may be wrong. One that is
+/// accepted by the median alone shows nothing, as other work of this machine may change the fluctuation of a run. But a verdict
+/// that is about the fluctuation and wrong in nearly every run is a fault.
+pub fn accepted(runs: &[Acceptance]) -> Option<bool> {
     let count = |wanted| runs.iter().filter(|r| **r == wanted).count();
-    count(Acceptance::Wrong) == 0 && count(Acceptance::ByMedianAlone) <= 1
+    let found = count(Acceptance::Right) + count(Acceptance::RightOfHost);
+    match count(Acceptance::Wrong) {
+        0 if found >= ENOUGH_RUNS => Some(true),
+        0 if runs.len() < MOST_RUNS => None,
+        _ => Some(false),
+    }
 }
 
 impl Judged {
@@ -489,16 +499,18 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_that_gives_all_fluctuation_to_the_guest_is_accepted_once_at_most() {
+    fn a_verdict_that_gives_all_fluctuation_to_the_guest_is_no_proof() {
         let vm = blames_the_guest(0.0);
         assert_eq!(greatest_of_host(&vm, &SITUATIONS[0]), Some(Greatest::ByMedianAlone));
         // What the guest is named for is greater by the verdict's own measure: this alone rejects nothing.
         assert!(greater_is_named(&vm, &SITUATIONS[0], &[(Stage::Guest, Some(ThreadState::Guest))]));
         use Acceptance::{ByMedianAlone, Right, RightOfHost, Wrong};
-        assert!(accepted(&[Right, ByMedianAlone, RightOfHost]));
-        assert!(!accepted(&[ByMedianAlone, ByMedianAlone, Right]));
-        assert!(!accepted(&[ByMedianAlone; 3]));
-        assert!(!accepted(&[Right, Wrong, Right]));
+        assert_eq!(accepted(&[Right, ByMedianAlone]), None);
+        assert_eq!(accepted(&[Right, ByMedianAlone, RightOfHost]), Some(true));
+        assert_eq!(accepted(&[ByMedianAlone; MOST_RUNS - 1]), None);
+        assert_eq!(accepted(&[ByMedianAlone; MOST_RUNS]), Some(false));
+        assert_eq!(accepted(&[ByMedianAlone, Wrong]), Some(false));
+        assert_eq!(accepted(&[Right, Right, Wrong]), Some(false));
     }
 
     #[test]

@@ -13,7 +13,7 @@ pub mod stalled;
 pub mod table;
 
 use crate::tracing::Traced;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use std::ops::RangeInclusive;
 use teiji_model::report::{Report, VmReport};
 
@@ -62,7 +62,7 @@ pub const SHORT: Extent = Extent {
 pub fn only(report: &Report) -> Result<&VmReport> {
     match &report.vms[..] {
         [vm] => Ok(vm),
-        vms => anyhow::bail!("the report has {} VMs, not one", vms.len()),
+        vms => bail!("the report has {} VMs, not one", vms.len()),
     }
 }
 
@@ -128,18 +128,65 @@ pub fn skips_agree(traced: &Traced) -> Result<()> {
     Ok(())
 }
 
+/// Whether these are at most a quarter of all requests: if more are excused, a comparison means little.
+pub fn is_few(excused: u64, all: u64) -> bool {
+    excused * 4 <= all
+}
+
+/// How many requests [`may_be_incomplete`], and how many were seen of the VM with the fewest.
+fn excused_and_seen(traced: &Traced) -> Result<(u64, u64)> {
+    let fewest = traced.report.vms.iter().map(|vm| vm.requests.seen).min();
+    Ok((may_be_incomplete(traced)?, fewest.context("the report has no VM")?))
+}
+
 /// [`may_be_incomplete`], for use as a tolerance.
 ///
 /// # Errors
-/// Like [`may_be_incomplete`], or if it is more than a quarter of the requests seen of any VM: a comparison would mean little.
+/// Like [`may_be_incomplete`], or if it is more than [few](is_few) of the requests seen of any VM: see [`comparable`].
 pub fn excused(traced: &Traced) -> Result<u64> {
-    let fewest = traced.report.vms.iter().map(|vm| vm.requests.seen).min();
-    let (excused, seen) = (may_be_incomplete(traced)?, fewest.context("the report has no VM")?);
+    let (excused, seen) = excused_and_seen(traced)?;
     ensure!(
-        excused * 4 <= seen,
+        is_few(excused, seen),
         "missed runs of probes, late events, stalled workers and answers before the guest entry excuse {excused} of {seen} requests"
     );
     Ok(excused)
+}
+
+/// Whether [few](is_few) requests are excused, of a trace of which the caller knows how many were sent and answered: a check for
+/// [`comparable`].
+///
+/// # Errors
+/// Like [`may_be_incomplete`], or if the trace counts more requests than were sent or answered, which nothing excuses.
+pub fn few_excused(traced: &Traced, sent: u64, answered: RangeInclusive<u64>) -> Result<bool> {
+    let counts = || traced.report.vms.iter().map(|vm| vm.requests);
+    let (seen, complete): (u64, u64) = (counts().map(|r| r.seen).sum(), counts().map(|r| r.complete).sum());
+    ensure!(
+        seen <= sent && complete <= *answered.end(),
+        "teiji counts {seen} requests and {complete} complete ones of {sent} sent and {answered:?} answered"
+    );
+    let (excused, seen) = excused_and_seen(traced)?;
+    Ok(is_few(excused, seen))
+}
+
+/// How often [`comparable`] tries.
+const ATTEMPTS: u32 = 3;
+
+/// Makes a trace, or a comparison with one, and makes it again if more than [few](is_few) requests are excused: one event that a
+/// busy machine brings late puts half a second in doubt, which may be most of a short load. `few` says whether they are few
+/// ([`few_excused`], [`accuracy::Agreement::few_excused`]). It checks each attempt for what nothing excuses, above all that the
+/// recording shows why requests are left out. A fault that excuses too many does so each time.
+///
+/// # Errors
+/// If `few` fails, or too many are excused in each attempt.
+pub fn comparable<T>(mut make: impl FnMut() -> T, few: impl Fn(&T) -> Result<bool>) -> Result<T> {
+    for attempt in 1..=ATTEMPTS {
+        let made = make();
+        if few(&made)? {
+            return Ok(made);
+        }
+        crate::say(&format!("attempt {attempt}: too many requests are excused for a comparison"));
+    }
+    bail!("in each of {ATTEMPTS} attempts more than a quarter of the requests are excused")
 }
 
 /// The least and the most that teiji should count, by a count made elsewhere.

@@ -11,7 +11,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use teiji_experiments::load::{self, Figures, StallAt};
-use teiji_experiments::path::{agrees, excused, late, may_be_incomplete, only, out_of_order, unseen};
+use teiji_experiments::path::{
+    agrees, comparable, excused, few_excused, late, may_be_incomplete, only, out_of_order, unseen,
+};
 use teiji_experiments::reporting::{self, START, wake_shares, woken};
 use teiji_experiments::sip::{self, findings};
 use teiji_experiments::tracing::{self, Lab, Trace, Traced};
@@ -83,9 +85,24 @@ fn vm1() -> &'static Guest<'static> {
 }
 
 /// Traces while requests are sent.
-fn traced(stem: &str, arguments: &str, load: impl FnOnce() -> Figures) -> (Traced, Figures) {
+fn traced(stem: &str, arguments: &str, load: impl Fn() -> Figures) -> (Traced, Figures) {
     vm1(); // It has to be there when the trace begins.
-    reporting::traced(&LAB, stem, arguments, || Ok(load())).unwrap()
+    let make = || reporting::traced(&LAB, stem, arguments, || Ok(load())).unwrap();
+    comparable(make, few).unwrap()
+}
+
+/// Traces while requests are sent, and the guest need not report.
+fn traced_from_the_host(count: u64, start: impl Fn() -> Trace<'static>) -> (Traced, Figures) {
+    let make = || {
+        let trace = start();
+        let called = echo(count);
+        (trace.stop().unwrap(), called)
+    };
+    comparable(make, few).unwrap()
+}
+
+fn few((traced, called): &(Traced, Figures)) -> anyhow::Result<bool> {
+    few_excused(traced, called.sent, called.answered())
 }
 
 fn echo(count: u64) -> Figures {
@@ -207,6 +224,8 @@ const ENOUGH: u64 = 20;
 
 /// What was counted beside busy loops.
 struct Delayed {
+    /// Requests sent.
+    sent: u64,
     /// Requests answered: see [`Figures::answered`].
     answered: RangeInclusive<u64>,
     /// How long the server waited for a CPU, ns, and how often it got one, as the guest's kernel counts them.
@@ -217,7 +236,7 @@ struct Delayed {
 /// Sends requests until [`ENOUGH`] were answered in time. A server that gets few of an emulated vCPU's instructions may answer
 /// only a few in a second, and a queue that grows makes the rest late.
 fn echo_beside_busy_loops() -> Delayed {
-    let [mut in_time, mut ever] = [0; 2];
+    let [mut sent, mut in_time, mut ever] = [0; 3];
     let counted = || {
         let printed = vm1().run(&format!("{SERVER}; cat /proc/$pid/schedstat")).unwrap().ok().unwrap();
         let figures: Vec<u64> = printed.split_whitespace().map(|figure| figure.parse().unwrap()).collect();
@@ -228,11 +247,11 @@ fn echo_beside_busy_loops() -> Delayed {
     for _ in 0..10 {
         let figures = load::echo(&LAB.host, vm1(), 3.0, 30).unwrap();
         let answered = figures.answered();
-        (in_time, ever) = (in_time + answered.start(), ever + answered.end());
+        (sent, in_time, ever) = (sent + figures.sent, in_time + answered.start(), ever + answered.end());
         if in_time >= ENOUGH {
             let [waited, turns] = counted();
             let (waited, turns) = (waited - before[0], turns - before[1]);
-            return Delayed { answered: in_time..=ever, waited, turns };
+            return Delayed { sent, answered: in_time..=ever, waited, turns };
         }
         eprintln!("few answers beside busy loops: {figures:?}");
     }
@@ -246,11 +265,13 @@ fn the_part_of_the_path_that_is_slow_in_the_guest_is_shown() {
     vm1().run(&format!("{SERVER}; taskset -cp 1 $pid; renice -n 5 $pid")).unwrap().ok().unwrap();
     let hogs = vm1().spawn("exec teiji-lab hog --cpu 1 --threads 3").unwrap();
     hogs.wait_for("busy", START).unwrap();
-    let (busy, delayed) = reporting::traced(&LAB, "busy", TRACE, || Ok(echo_beside_busy_loops())).unwrap();
+    let make = || reporting::traced(&LAB, "busy", TRACE, || Ok(echo_beside_busy_loops())).unwrap();
+    let few = |(traced, d): &(Traced, Delayed)| few_excused(traced, d.sent, d.answered.clone());
+    let (busy, delayed) = comparable(make, few).unwrap();
     hogs.kill().unwrap();
     vm1().run(&format!("{SERVER}; taskset -cp 0,1 $pid; renice -n 0 $pid")).unwrap().ok().unwrap();
     let (vm, inside) = inside(&busy.report);
-    let Delayed { answered, waited, turns } = delayed;
+    let Delayed { answered, waited, turns, .. } = delayed;
     agrees("complete", vm.requests.complete, answered.clone(), excused(&busy).unwrap()).unwrap();
     all_requests(&busy);
     // All that it answers are divided.
@@ -609,11 +630,12 @@ fn a_guest_reports_over_tcp_and_its_connection_is_no_traffic_of_the_vm() {
 fn a_guest_with_another_token_is_seen_from_the_host() {
     let program = reporting::serve_tcp(vm1(), TOKEN).unwrap();
     let arguments = format!("{} --flow 'udp port 7'", over_tcp("a5c1d3e7f90b24688642a0c1e3f5d7b9"));
-    let trace = Trace::start(&LAB, "wrong-token", &arguments, true).unwrap();
-    trace.wait_for("the token differs", START).unwrap();
-    program.wait_for("did not prove that it knows the token", START).unwrap();
-    let called = echo(50);
-    let traced = trace.stop().unwrap();
+    let (traced, called) = traced_from_the_host(50, || {
+        let trace = Trace::start(&LAB, "wrong-token", &arguments, true).unwrap();
+        trace.wait_for("the token differs", START).unwrap();
+        program.wait_for("did not prove that it knows the token", START).unwrap();
+        trace
+    });
     program.kill().unwrap();
     let vm = only(&traced.report).unwrap();
     agrees("complete", vm.requests.complete, called.answered(), excused(&traced).unwrap()).unwrap();
@@ -638,10 +660,11 @@ fn a_guest_that_talks_nonsense_harms_nobody() {
         let socat = "for i in 1 2 3 4 5 6 7 8 9; do socat -d -d VSOCK-LISTEN:7413,fork SYSTEM:'sh /run/garbage' 2>&1; sleep 1; done";
         let liar = vm1().spawn(socat).unwrap();
         liar.wait_for("listening on", START).unwrap();
-        let trace = Trace::start(&LAB, stem, TRACE, true).unwrap();
-        trace.wait_for("does not report", START).unwrap();
-        let called = echo(100);
-        let traced = trace.stop().unwrap();
+        let (traced, called) = traced_from_the_host(100, || {
+            let trace = Trace::start(&LAB, stem, TRACE, true).unwrap();
+            trace.wait_for("does not report", START).unwrap();
+            trace
+        });
         liar.kill().unwrap();
         vm1()
             .run("until ! ss -H -l --vsock sport = 7413 | grep -q :; do sleep 0.2; done")
@@ -657,9 +680,7 @@ fn a_guest_that_talks_nonsense_harms_nobody() {
 }
 
 fn a_guest_without_the_program_is_seen_from_the_host() {
-    let trace = Trace::start(&LAB, "without", TRACE, true).unwrap();
-    let called = echo(50);
-    let traced = trace.stop().unwrap();
+    let (traced, called) = traced_from_the_host(50, || Trace::start(&LAB, "without", TRACE, true).unwrap());
     let vm = only(&traced.report).unwrap();
     agrees("complete", vm.requests.complete, called.answered(), excused(&traced).unwrap()).unwrap();
     assert_eq!(vm.inside, None);

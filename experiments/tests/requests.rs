@@ -59,6 +59,19 @@ fn call(name: &str, program: &[u8], arguments: &str) -> Called {
     serde_json::from_str(&printed).unwrap_or_else(|e| panic!("{e}: {printed}"))
 }
 
+/// Compares a trace with captures while a client asks: see [`path::comparable`].
+fn compared(case: &Case, ask: impl Fn() -> Called) -> (Agreement, Called) {
+    let make = || {
+        let mut called = None;
+        let agreement = accuracy::run_under(&LAB, &VM1, case, || {
+            called = Some(ask());
+            Ok(())
+        });
+        (agreement.unwrap(), called.unwrap())
+    };
+    path::comparable(make, |(agreement, _)| agreement.few_excused()).unwrap()
+}
+
 /// What the captures and the client say is what the trace says: each answered request is complete, with times between
 /// those of the captures on both sides, and none is made up.
 #[track_caller]
@@ -85,13 +98,7 @@ fn questions_to_a_dns_server_are_followed() {
     VM1.run_for("until grep -q ':0035 ' /proc/net/udp; do sleep 0.2; done", START).unwrap().ok().unwrap();
     let program = include_bytes!("requests/dns.py");
     call("dns.py", program, "30 20");
-    let mut called = None;
-    let agreement = accuracy::run_under(&LAB, &VM1, &case, || {
-        called = Some(call("dns.py", program, &format!("300 {}", case.rate)));
-        Ok(())
-    })
-    .unwrap();
-    let called = called.unwrap();
+    let (agreement, called) = compared(&case, || call("dns.py", program, &format!("300 {}", case.rate)));
     agrees(&agreement, called);
     assert!(agreement.repeated as u64 >= called.twice, "{agreement:?}");
     assert!(
@@ -116,13 +123,8 @@ const HTTP_CLIENT: &[u8] = include_bytes!("requests/http_client.py");
 fn http(name: &'static str, count: u32, kind: &str) -> (Agreement, Called) {
     let _server = &*HTTP;
     let case = Case { name, pairing: Pairing::Http, arguments: "--flow 'tcp port 8080'", rate: 30.0 };
-    let mut called = None;
-    let agreement = accuracy::run_under(&LAB, &VM1, &case, || {
-        called = Some(call("http_client.py", HTTP_CLIENT, &format!("{count} {} {kind}", case.rate)));
-        Ok(())
-    })
-    .unwrap();
-    let called = called.unwrap();
+    let ask = || call("http_client.py", HTTP_CLIENT, &format!("{count} {} {kind}", case.rate));
+    let (agreement, called) = compared(&case, ask);
     agrees(&agreement, called);
     (agreement, called)
 }
@@ -225,13 +227,9 @@ fn datagrams_are_matched_by_bytes_that_identify_them() {
     VM1.run_for("until grep -q ':2328 ' /proc/net/udp; do sleep 0.2; done", START).unwrap().ok().unwrap();
     let program = include_bytes!("requests/key_client.py");
     call("key_client.py", program, "30 20");
-    let mut called = None;
-    let agreement = accuracy::run_under(&LAB, &VM1, &case, || {
-        called = Some(call("key_client.py", program, &format!("300 {}", case.rate)));
-        Ok(())
-    })
-    .unwrap();
-    agrees(&agreement, called.unwrap());
+    let (agreement, called) =
+        compared(&case, || call("key_client.py", program, &format!("300 {}", case.rate)));
+    agrees(&agreement, called);
     drop(server);
 }
 
@@ -301,13 +299,17 @@ fn off_histogram(reported: u64, value: f64) -> f64 {
 }
 
 /// The guest sends requests while it is traced.
-fn outgoing_asks<T>(case: &Case, ask: impl FnOnce() -> T) -> (Found, T) {
-    let mut called = None;
-    let found = outgoing::run(&LAB, &VM1, case, || {
-        called = Some(ask());
-        Ok(())
-    });
-    (found.unwrap(), called.unwrap())
+fn outgoing_asks(case: &Case, ask: impl Fn() -> Called) -> (Found, Called) {
+    let make = || {
+        let mut called = None;
+        let found = outgoing::run(&LAB, &VM1, case, || {
+            called = Some(ask());
+            Ok(())
+        });
+        (found.unwrap(), called.unwrap())
+    };
+    let few = |(found, called): &(Found, Called)| Ok(path::is_few(found.excused, called.received));
+    path::comparable(make, few).unwrap()
 }
 
 /// The guest is the client, of an echo server and an HTTP server in the namespace outside, and of that namespace's kernel.
@@ -323,7 +325,9 @@ fn what_the_guest_itself_asks_is_divided_into_the_hosts_time_and_the_rest() {
         let load = format!(
             "teiji-lab udp-load --to {to}:7 --rate 50 --count {count} --linger 20 --in-time {in_time} --json"
         );
-        load::figures(&VM1.run_for(&load, START).unwrap().ok().unwrap()).unwrap()
+        let figures = load::figures(&VM1.run_for(&load, START).unwrap().ok().unwrap()).unwrap();
+        assert_eq!(figures.strange, 0, "{figures:?}");
+        Called { sent: figures.sent, received: figures.received, twice: 0 }
     };
     let ping = |count: u32| {
         let load = format!("ping -q -W 20 -i 0.02 -c {count} {}", LAB.host.peer_ip());
@@ -337,9 +341,8 @@ fn what_the_guest_itself_asks_is_divided_into_the_hosts_time_and_the_rest() {
     ping(20);
 
     let udp = Case { name: "own-udp", ..accuracy::CASES[0] };
-    let (found, figures) = outgoing_asks(&udp, || ask(300));
-    assert_eq!(figures.strange, 0, "{figures:?}");
-    outgoing_agrees("udp", &found, Called { sent: figures.sent, received: figures.received, twice: 0 });
+    let (found, called) = outgoing_asks(&udp, || ask(300));
+    outgoing_agrees("udp", &found, called);
 
     let icmp = Case { name: "own-icmp", ..accuracy::CASES[1] };
     let (found, called) = outgoing_asks(&icmp, || ping(300));

@@ -11,8 +11,9 @@ use crate::machine::Emulator;
 
 /// The name of its socket in the emulator's folder.
 pub(crate) const SOCKET: &str = "monitor.sock";
-/// How long the monitor may take to answer: it waits for the emulator's main loop, which may hang, too.
-const LIMIT: Duration = Duration::from_secs(10);
+/// How long the monitor may take to answer: it waits for the emulator's main loop, which may hang, too, or
+/// only be slow.
+const LIMIT: Duration = Duration::from_secs(60);
 /// The time between two looks at the CPUs: those whose registers are the same twice do nothing, or the same thing.
 const BETWEEN: Duration = Duration::from_secs(1);
 /// What the monitor prints when it is ready for a command.

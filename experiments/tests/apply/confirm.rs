@@ -57,8 +57,8 @@ pub fn killed_while_it_waits_its_time_goes_on() {
     has(&fixture.teiji("rollback", 0), &[&format!("pid {pid}"), "its changes were undone"]);
     assert_eq!(fixture.state(), State::Original);
     // When its time is over, the next command that changes something undoes it; reading changes nothing.
-    let pid = killed("3s");
-    fixture.sh("sleep 4");
+    let pid = killed("20s");
+    fixture.sh("sleep 21");
     has(&fixture.teiji("status", 1), &["was not confirmed in time; `teiji rollback --unfinished`"]);
     assert_eq!(fixture.state(), State::Applied);
     has(&fixture.teiji("rollback --unfinished", 0), &[&format!("pid {pid}"), "its changes were undone"]);

@@ -2,10 +2,10 @@
 
 use super::{LAB, guest};
 use std::path::Path;
-use teiji_experiments::load;
-use teiji_experiments::path::accuracy::{self, Agreement, CASES};
-use teiji_experiments::path::{Extent, SHORT, agrees, excused, late, only, unseen};
-use teiji_experiments::tracing::{Lab, Trace};
+use teiji_experiments::load::{self, Figures};
+use teiji_experiments::path::accuracy::{self, Agreement, CASES, Case};
+use teiji_experiments::path::{Extent, SHORT, agrees, comparable, excused, few_excused, late, only, unseen};
+use teiji_experiments::tracing::{Lab, Trace, Traced};
 use teiji_lab::harness::Shared;
 use teiji_lab::{Child, Guest, GuestSpec};
 use teiji_model::event::{Event, EventKind, Point};
@@ -27,6 +27,11 @@ struct Tolerance {
 }
 
 const USUAL: Tolerance = Tolerance { divided_wrongly: 0.0, without_kick: 0.5 };
+
+/// Compares a trace with captures: see [`comparable`].
+fn compared(guest: &Guest<'_>, case: &Case, extent: &Extent) -> Agreement {
+    comparable(|| accuracy::run(&LAB, guest, case, extent).unwrap(), Agreement::few_excused).unwrap()
+}
 
 /// All answered requests, but for one in a hundred, are followed, with the times of the captures around them.
 fn followed(agreement: &Agreement, wanted: u64, tolerance: Tolerance) {
@@ -51,7 +56,7 @@ fn followed(agreement: &Agreement, wanted: u64, tolerance: Tolerance) {
 
 pub fn taps_that_the_vmm_serves_are_followed() {
     for (case, requests) in [(&CASES[0], 700), (&CASES[1], 300)] {
-        let agreement = accuracy::run(&LAB, &SERVED.0, case, &Extent { requests, ..SHORT }).unwrap();
+        let agreement = compared(&SERVED.0, case, &Extent { requests, ..SHORT });
         followed(&agreement, requests, USUAL);
     }
 }
@@ -89,7 +94,7 @@ pub fn interrupts_of_a_disk_are_not_taken_for_those_of_the_tap() {
     let read = "while dd if=/dev/vda of=/dev/null bs=4k count=500 iflag=direct 2>/dev/null; do :; done";
     let before = of_disk(guest);
     let reader = guest.spawn(read).unwrap();
-    let agreement = accuracy::run(lab, guest, &CASES[0], &Extent { requests: 500, ..SHORT }).unwrap();
+    let agreement = compared(guest, &CASES[0], &Extent { requests: 500, ..SHORT });
     let disk = of_disk(guest) - before;
     guest.run(&format!("kill {}", reader.id().unwrap())).unwrap();
     eprintln!("{disk} interrupts of the disk");
@@ -108,7 +113,7 @@ pub fn interrupts_of_a_disk_are_not_taken_for_those_of_the_tap() {
 pub fn macvtaps_are_followed() {
     let lab: &Lab = &LAB;
     let (guest, server) = guest(lab, &GuestSpec { macvtap: true, ..GuestSpec::named("macvtap") });
-    let agreement = accuracy::run(lab, &guest, &CASES[0], &SHORT).unwrap();
+    let agreement = compared(&guest, &CASES[0], &SHORT);
     // The capture inside is in the guest, and sees the few packets that it handles while the worker is held up within its signal
     // (LIMITATIONS, Stages).
     followed(&agreement, SHORT.requests, Tolerance { divided_wrongly: 0.01, ..USUAL });
@@ -129,7 +134,7 @@ pub fn taps_with_napi_are_followed() {
         guest.taps()[0]
     );
     lab.host.run(&count).unwrap().ok().unwrap();
-    let agreement = accuracy::run(lab, &guest, &CASES[0], &SHORT).unwrap();
+    let agreement = compared(&guest, &CASES[0], &SHORT);
     let polled = format!("echo 0 >{polls}/enable; grep -c napi_poll: /sys/kernel/tracing/trace");
     let polled: usize = lab.host.run(&polled).unwrap().text().trim().parse().unwrap();
     // No thread is known to have handed over a frame, so it is not known whether one was awake at its kick.
@@ -163,16 +168,23 @@ pub fn what_vhost_discards_is_dropped_at_the_tap() {
         lab.host.run(&set).unwrap().ok().unwrap();
     };
     mtu(9000);
-    let trace = Trace::start(lab, "discards", &format!("--vm small {}", CASES[0].arguments), true).unwrap();
-    let large = format!(
-        "ip netns exec peer teiji-lab udp-load --to {}:{} --rate 10 --count 40 --size 4000 --linger 1 --json",
-        guest.ip(),
-        load::ECHO_PORT
-    );
-    let large = lab.host.spawn(&large).unwrap();
-    let small = load::echo(&lab.host, &guest, 50.0, 250).unwrap();
-    let large = load::figures(&large.wait().unwrap().ok().unwrap()).unwrap();
-    let traced = trace.stop().unwrap();
+    let make = || {
+        let arguments = format!("--vm small {}", CASES[0].arguments);
+        let trace = Trace::start(lab, "discards", &arguments, true).unwrap();
+        let large = format!(
+            "ip netns exec peer teiji-lab udp-load --to {}:{} --rate 10 --count 40 --size 4000 --linger 1 --json",
+            guest.ip(),
+            load::ECHO_PORT
+        );
+        let large = lab.host.spawn(&large).unwrap();
+        let small = load::echo(&lab.host, &guest, 50.0, 250).unwrap();
+        let large = load::figures(&large.wait().unwrap().ok().unwrap()).unwrap();
+        (trace.stop().unwrap(), small, large)
+    };
+    let few = |(traced, small, large): &(Traced, Figures, Figures)| {
+        few_excused(traced, small.sent + large.sent, small.answered())
+    };
+    let (traced, small, large) = comparable(make, few).unwrap();
     mtu(1500);
     let vm = only(&traced.report).unwrap();
     eprintln!("{small:?} {large:?} {:?} {:?}", vm.requests, vm.left_out);

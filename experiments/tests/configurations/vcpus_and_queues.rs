@@ -1,9 +1,9 @@
 //! Guests with vCPUs whose numbers in KVM are not their indices, and with NICs with several queues.
 
 use super::{LAB, guest};
-use teiji_experiments::load;
-use teiji_experiments::path::{accuracy, agrees, excused, late, only};
-use teiji_experiments::tracing::{Lab, Trace};
+use teiji_experiments::load::{self, Figures};
+use teiji_experiments::path::{accuracy, agrees, comparable, excused, few_excused, late, only};
+use teiji_experiments::tracing::{Lab, Trace, Traced};
 use teiji_lab::{Guest, GuestSpec};
 use teiji_model::event::{EventKind, Point};
 use teiji_model::report::{Blame, LeftOut, Outcome, Reason};
@@ -33,26 +33,30 @@ fn taken(guest: &Guest<'_>, vcpus: u32) -> Vec<u64> {
 /// Sends requests with the receive interrupt on each vCPU in turn, and compares the trace with a capture: all answered
 /// requests are complete, attributed to the vCPU that handled them, and have the times of the capture.
 fn followed_on_each_vcpu(lab: &Lab, guest: &Guest<'_>, vcpus: u32) -> accuracy::Agreement {
-    let (mut took, mut received) = (Vec::new(), Vec::new());
-    let agreement = accuracy::run_under(lab, guest, &accuracy::CASES[0], || {
-        for vcpu in 0..vcpus {
-            receive_on(guest, vcpu);
-            // The guest moves an interrupt only when the next one arrives.
-            let at_first = taken(guest, vcpus)[vcpu as usize];
-            for _ in 0..10 {
-                if taken(guest, vcpus)[vcpu as usize] > at_first {
-                    break;
+    let make = || {
+        let (mut took, mut received) = (Vec::new(), Vec::new());
+        let agreement = accuracy::run_under(lab, guest, &accuracy::CASES[0], || {
+            for vcpu in 0..vcpus {
+                receive_on(guest, vcpu);
+                // The guest moves an interrupt only when the next one arrives.
+                let at_first = taken(guest, vcpus)[vcpu as usize];
+                for _ in 0..10 {
+                    if taken(guest, vcpus)[vcpu as usize] > at_first {
+                        break;
+                    }
+                    load::echo(&lab.host, guest, 50.0, 5)?;
                 }
-                load::echo(&lab.host, guest, 50.0, 5)?;
+                let before = taken(guest, vcpus);
+                received.push(load::echo(&lab.host, guest, 50.0, EACH)?.received);
+                let after = taken(guest, vcpus);
+                took.push(after.iter().zip(&before).map(|(a, b)| a - b).collect::<Vec<_>>());
             }
-            let before = taken(guest, vcpus);
-            received.push(load::echo(&lab.host, guest, 50.0, EACH)?.received);
-            let after = taken(guest, vcpus);
-            took.push(after.iter().zip(&before).map(|(a, b)| a - b).collect::<Vec<_>>());
-        }
-        Ok(())
-    })
-    .unwrap();
+            Ok(())
+        })
+        .unwrap();
+        (agreement, took, received)
+    };
+    let (agreement, took, received) = comparable(make, |(agreement, ..)| agreement.few_excused()).unwrap();
     let on = |vcpu: u32| agreement.joined.iter().filter(|j| u32::from(j.request.vcpu) == vcpu).count();
     let shown: Vec<usize> = (0..vcpus).map(on).collect();
     eprintln!(
@@ -127,16 +131,20 @@ pub fn five_vcpus_and_four_queues_are_followed_on_each() {
     }
     let second = guest.spawn("exec taskset -c 3 teiji-lab udp-echo --port 8").unwrap();
     second.wait_for("serving", std::time::Duration::from_secs(120)).unwrap();
-    let trace = Trace::start(lab, "queues", "--vm queues --flow 'udp port 7'", true).unwrap();
-    let other = format!(
-        "exec ip netns exec peer taskset -c {} teiji-lab udp-load --to {}:8 --rate 300 --count 1200 --json",
-        load::CALLER_CPU,
-        guest.ip()
-    );
-    let other = lab.host.spawn(&other).unwrap();
-    let figures = load::echo(&lab.host, &guest, 50.0, 150).unwrap();
-    other.wait().unwrap().ok().unwrap();
-    let traced = trace.stop().unwrap();
+    let make = || {
+        let trace = Trace::start(lab, "queues", "--vm queues --flow 'udp port 7'", true).unwrap();
+        let other = format!(
+            "exec ip netns exec peer taskset -c {} teiji-lab udp-load --to {}:8 --rate 300 --count 1200 --json",
+            load::CALLER_CPU,
+            guest.ip()
+        );
+        let other = lab.host.spawn(&other).unwrap();
+        let figures = load::echo(&lab.host, &guest, 50.0, 150).unwrap();
+        other.wait().unwrap().ok().unwrap();
+        (trace.stop().unwrap(), figures)
+    };
+    let few = |(traced, figures): &(Traced, Figures)| few_excused(traced, figures.sent, figures.answered());
+    let (traced, figures) = comparable(make, few).unwrap();
     let counts = only(&traced.report).unwrap().requests;
     let gone = traced.report.lost_or_missed();
     eprintln!("{counts:?}, {gone} events lost or missed, {figures:?}");

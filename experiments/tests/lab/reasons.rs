@@ -1,10 +1,10 @@
 //! Known reasons why requests are not complete: teiji's counts compared with those of the kernel that dropped the
 //! packets, and of the guest that did not answer.
 
-use super::{ECHO, LAB, vm1};
+use super::{ECHO, LAB, traced, vm1};
 use std::time::Duration;
-use teiji_experiments::load;
-use teiji_experiments::path::{agrees, excused, lost, only, unseen};
+use teiji_experiments::load::{self, Figures};
+use teiji_experiments::path::{agrees, comparable, excused, few_excused, lost, only, unseen};
 use teiji_experiments::tracing::{Trace, Traced, requests};
 use teiji_lab::Guest;
 use teiji_lab::harness::Shared;
@@ -35,12 +35,19 @@ fn filtered(guest: &Guest<'_>, hook: &str, port: &str) -> (Traced, u64) {
         "tc qdisc add dev {tap} clsact && tc filter add dev {tap} {hook} protocol ip flower ip_proto udp \
          {port} 7 action gact pass random determ drop 10"
     );
-    LAB.host.run(&add).unwrap().ok().unwrap();
-    let trace = Trace::start(&LAB, &format!("filter-{hook}"), ECHO, true).unwrap();
-    let figures = load::echo(&LAB.host, guest, 100.0, 300).unwrap();
-    let traced = trace.stop().unwrap();
-    let shown = LAB.host.run(&format!("tc -s -j filter show dev {tap} {hook}")).unwrap().ok().unwrap();
-    LAB.host.run(&format!("tc qdisc delete dev {tap} clsact")).unwrap().ok().unwrap();
+    let make = || {
+        LAB.host.run(&add).unwrap().ok().unwrap();
+        let trace = Trace::start(&LAB, &format!("filter-{hook}"), ECHO, true).unwrap();
+        let figures = load::echo(&LAB.host, guest, 100.0, 300).unwrap();
+        let traced = trace.stop().unwrap();
+        let shown = LAB.host.run(&format!("tc -s -j filter show dev {tap} {hook}")).unwrap().ok().unwrap();
+        LAB.host.run(&format!("tc qdisc delete dev {tap} clsact")).unwrap().ok().unwrap();
+        (traced, figures, shown)
+    };
+    let few = |(traced, figures, _): &(Traced, Figures, String)| {
+        few_excused(traced, figures.sent, figures.answered())
+    };
+    let (traced, figures, shown) = comparable(make, few).unwrap();
     let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
     let actions = shown.as_array().unwrap().iter().find_map(|f| f["options"]["actions"].as_array()).unwrap();
     let dropped = actions[0]["stats"]["drops"].as_u64().unwrap();
@@ -99,17 +106,22 @@ pub fn what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it() {
     let guest = *QUIET_VM1;
     let tap = &guest.taps()[0];
     LAB.host.run(&format!("ip link set {tap} txqueuelen 16")).unwrap().ok().unwrap();
-    let before = offered(tap);
-    let trace = Trace::start(&LAB, "full-tap", ECHO, true).unwrap();
-    LAB.host.run(&format!("kill -STOP {}", guest.pid())).unwrap().ok().unwrap();
-    let sent = load::echo(&LAB.host, guest, 500.0, 1000);
-    LAB.host.run(&format!("kill -CONT {}", guest.pid())).unwrap().ok().unwrap();
-    let sent = sent.unwrap();
-    // The guest now answers what it received. teiji counts the other requests as unanswered after one more second.
-    std::thread::sleep(Duration::from_secs(3));
-    let traced = trace.stop().unwrap();
-    let after = offered(tap);
-    let (all, dropped) = (after.0 - before.0, after.1 - before.1);
+    let make = || {
+        let before = offered(tap);
+        let trace = Trace::start(&LAB, "full-tap", ECHO, true).unwrap();
+        LAB.host.run(&format!("kill -STOP {}", guest.pid())).unwrap().ok().unwrap();
+        let sent = load::echo(&LAB.host, guest, 500.0, 1000);
+        LAB.host.run(&format!("kill -CONT {}", guest.pid())).unwrap().ok().unwrap();
+        let sent = sent.unwrap();
+        // The guest now answers what it received. teiji counts the other requests as unanswered after one more second.
+        std::thread::sleep(Duration::from_secs(3));
+        let traced = trace.stop().unwrap();
+        let after = offered(tap);
+        (traced, sent, [after.0 - before.0, after.1 - before.1])
+    };
+    let few =
+        |(traced, sent, _): &(Traced, Figures, [u64; 2])| few_excused(traced, sent.sent, sent.answered());
+    let (traced, sent, [all, dropped]) = comparable(make, few).unwrap();
     LAB.host.run(&format!("ip link set {tap} txqueuelen 1000")).unwrap().ok().unwrap();
     let vm = only(&traced.report).unwrap();
     let missed = unseen(&traced).unwrap();
@@ -130,9 +142,8 @@ pub fn what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it() {
 pub fn every_answered_request_is_complete() {
     let guest = *QUIET_VM1;
     for round in 0..2 {
-        let trace = Trace::start(&LAB, "answered", ECHO, true).unwrap();
-        let figures = load::echo(&LAB.host, guest, 100.0, 750).unwrap();
-        let traced = trace.stop().unwrap();
+        let (traced, figures, ()) =
+            traced("answered", ECHO, |_| (load::echo(&LAB.host, guest, 100.0, 750).unwrap(), ()));
         let vm = only(&traced.report).unwrap();
         eprintln!("round {round}: {figures:?} {:?} {:?}", vm.requests, vm.left_out);
         assert!(figures.sent == 750 && figures.received > 0, "{figures:?}");
@@ -147,15 +158,15 @@ pub fn what_the_guest_does_not_answer_is_the_guests() {
         let count = "awk '/^Udp:/ { if (n++) print $3 }' /proc/net/snmp";
         guest.run(count).unwrap().ok().unwrap().parse().unwrap()
     };
-    let before = no_port();
-    // A port that nobody listens on.
-    let trace = Trace::start(&LAB, "no-server", "--vm vm1 --flow 'udp port 9'", true).unwrap();
     let send =
         format!("ip netns exec peer teiji-lab udp-load --to {}:9 --rate 50 --count 60 --json", guest.ip());
-    let sent = load::figures(&LAB.host.run(&send).unwrap().ok().unwrap()).unwrap();
-    std::thread::sleep(Duration::from_secs(2));
-    let traced = trace.stop().unwrap();
-    let refused = no_port() - before;
+    // A port that nobody listens on.
+    let (traced, sent, refused) = traced("no-server", "--vm vm1 --flow 'udp port 9'", |_| {
+        let before = no_port();
+        let sent = load::figures(&LAB.host.run(&send).unwrap().ok().unwrap()).unwrap();
+        std::thread::sleep(Duration::from_secs(2));
+        (sent, no_port() - before)
+    });
     let found = of(&traced, Reason::NoAnswer);
     eprintln!("{sent:?}, the guest refused {refused}, {found:?}");
     // A sender that is notified of the refusal may send fewer requests than it was told to.

@@ -1,9 +1,8 @@
 //! Taps whose frames are taken up by a thread other than the worker.
 
-use super::{ECHO, LAB, vm1};
+use super::{ECHO, LAB, traced, vm1};
 use teiji_experiments::load;
 use teiji_experiments::path::{agrees, excused, late, only};
-use teiji_experiments::tracing::Trace;
 use teiji_model::event::{Event, EventKind, Point};
 
 /// Frames that the guest sent, from the events of a recording, and how many of these were credited to a worker.
@@ -33,15 +32,14 @@ impl Drop for Unsteered {
 
 /// With receive packet steering a softirq on another CPU passes a guest's frames through the host's network stack.
 pub fn frames_that_another_thread_takes_up_are_nobodys_work() {
-    let guest = vm1();
     let _off_again = Unsteered;
     for (cpus, steered) in [("0", false), ("8", true)] {
         steer(cpus).unwrap();
-        let trace = Trace::start(&LAB, "steered", ECHO, true).unwrap();
-        let figures = load::echo(&LAB.host, guest, 50.0, 100).unwrap();
-        // A trace does not count them: each costs no more than that one frame is credited to nobody.
-        let skipped = trace.skipped_runs(&["on_tun_sendmsg", "on_tun_sent"]).unwrap();
-        let traced = trace.stop().unwrap();
+        let (traced, figures, skipped) = traced("steered", ECHO, |trace| {
+            let figures = load::echo(&LAB.host, vm1(), 50.0, 100).unwrap();
+            // A trace does not count them: each costs no more than that one frame is credited to nobody.
+            (figures, trace.skipped_runs(&["on_tun_sendmsg", "on_tun_sent"]).unwrap())
+        });
         let counts = only(&traced.report).unwrap().requests;
         agrees("complete", counts.complete, figures.answered(), excused(&traced).unwrap()).unwrap();
         let (sent, credited) = frames(&traced.recording.unwrap());

@@ -203,6 +203,17 @@ struct Port {
 /// # Errors
 /// If a port cannot be used.
 pub fn receive(ports: &[u16], deadlines_us: &[u64], sinks: &[u16], idle: Duration) -> Result<Vec<Arrived>> {
+    listen(ports, deadlines_us, sinks, idle, || println!("receiving"))
+}
+
+/// Calls `ready` as soon as datagrams can come.
+fn listen(
+    ports: &[u16],
+    deadlines_us: &[u64],
+    sinks: &[u16],
+    idle: Duration,
+    ready: impl FnOnce(),
+) -> Result<Vec<Arrived>> {
     super::stay_in_memory();
     let bind = |port: u16| UdpSocket::bind(("0.0.0.0", port)).doing(|| format!("receive on port {port}"));
     let _sinks: Vec<UdpSocket> = sinks.iter().map(|p| bind(*p)).collect::<Result<_>>()?;
@@ -231,7 +242,7 @@ pub fn receive(ports: &[u16], deadlines_us: &[u64], sinks: &[u16], idle: Duratio
     }
     // The kernel stamps with CLOCK_REALTIME, which nobody sets during the measurement.
     let offset = ns_of(ClockId::CLOCK_REALTIME).wrapping_sub(now_ns());
-    println!("receiving");
+    ready();
     let mut begun = false;
     loop {
         let mut polled: Vec<_> =
@@ -322,8 +333,11 @@ mod tests {
         let probe = UdpSocket::bind("127.0.0.1:0").unwrap();
         let port = probe.local_addr().unwrap().port();
         drop(probe);
-        let receiver = std::thread::spawn(move || receive(&[port], &[0], &[], Duration::from_millis(500)));
-        std::thread::sleep(Duration::from_millis(300));
+        let (ready, waits) = std::sync::mpsc::channel();
+        let receiver = std::thread::spawn(move || {
+            listen(&[port], &[0], &[], Duration::from_secs(5), move || ready.send(()).unwrap())
+        });
+        waits.recv().unwrap();
         let flow = Flow {
             to: SocketAddrV4::new([127, 0, 0, 1].into(), port),
             rate: 8e5,
