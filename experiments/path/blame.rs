@@ -153,19 +153,19 @@ pub enum Acceptance {
     Wrong,
 }
 
-/// So many runs of a situation have to be right, or right of the host.
+/// So many runs of a situation have to be right, or right of the host, and more than are accepted by the median alone.
 const ENOUGH_RUNS: usize = 2;
 /// After so many runs there is no other.
 const MOST_RUNS: usize = 6;
 
 /// Whether the runs of a situation show that its cause is found; `None` if another run has to tell. None may be wrong. One that is
 /// accepted by the median alone shows nothing, as other work of this machine may change the fluctuation of a run. But a verdict
-/// that is about the fluctuation and wrong in nearly every run is a fault.
+/// that is about the fluctuation and wrong in half of the runs is a fault.
 pub fn accepted(runs: &[Acceptance]) -> Option<bool> {
     let count = |wanted| runs.iter().filter(|r| **r == wanted).count();
     let found = count(Acceptance::Right) + count(Acceptance::RightOfHost);
     match count(Acceptance::Wrong) {
-        0 if found >= ENOUGH_RUNS => Some(true),
+        0 if found >= ENOUGH_RUNS && found > count(Acceptance::ByMedianAlone) => Some(true),
         0 if runs.len() < MOST_RUNS => None,
         _ => Some(false),
     }
@@ -507,6 +507,12 @@ mod tests {
         use Acceptance::{ByMedianAlone, Right, RightOfHost, Wrong};
         assert_eq!(accepted(&[Right, ByMedianAlone]), None);
         assert_eq!(accepted(&[Right, ByMedianAlone, RightOfHost]), Some(true));
+        assert_eq!(accepted(&[ByMedianAlone, ByMedianAlone, Right, Right]), None);
+        assert_eq!(accepted(&[ByMedianAlone, ByMedianAlone, Right, Right, Right]), Some(true));
+        assert_eq!(
+            accepted(&[ByMedianAlone, ByMedianAlone, ByMedianAlone, Right, Right, Right]),
+            Some(false)
+        );
         assert_eq!(accepted(&[ByMedianAlone; MOST_RUNS - 1]), None);
         assert_eq!(accepted(&[ByMedianAlone; MOST_RUNS]), Some(false));
         assert_eq!(accepted(&[ByMedianAlone, Wrong]), Some(false));

@@ -8,7 +8,7 @@ use super::late::events;
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use std::path::Path;
-use teiji_analysis::Options;
+use teiji_analysis::{Options, request_ttl};
 use teiji_model::event::{Event, EventKind, Packet, Point, Role};
 use teiji_model::report::{Reason, Report};
 
@@ -16,8 +16,6 @@ use teiji_model::report::{Reason, Report};
 const MARGIN: u64 = 100_000_000;
 /// No packet is on its way through the host for longer, ns.
 const LONGEST: u64 = 1_000_000_000;
-/// A request is open for at most this long, ns.
-const OPEN: u64 = 5_000_000_000;
 
 /// A time with both ends, ns.
 type Span = (u64, u64);
@@ -32,7 +30,8 @@ pub fn in_doubt(report: &Report, recording: Option<&Path>) -> Result<u64> {
         let what =
             || format!("{count} requests of which events may be missing, and no recording that shows it");
         let events = events(recording.with_context(what)?)?;
-        let shown = overlapping(&requests(&events), &missing(&events));
+        let open = request_ttl(report.meta.watch.matching);
+        let shown = overlapping(&requests(&events, open), &missing(&events));
         ensure!(
             count <= shown,
             "events may be missing of {count} requests by the report, but only of {shown} by the recording"
@@ -68,8 +67,8 @@ fn missing(events: &[Event]) -> Vec<Span> {
 }
 
 /// When each request was on its path: from the first event of its packet to the last event of its final response. One
-/// without such a response is open for [`OPEN`].
-fn requests(events: &[Event]) -> Vec<Span> {
+/// without such a response is open for `open`, ns.
+fn requests(events: &[Event], open: u64) -> Vec<Span> {
     /// The times at which requests were put on a tap, with their fingerprints; and those of the responses.
     #[derive(Default)]
     struct Sides {
@@ -107,9 +106,9 @@ fn requests(events: &[Event]) -> Vec<Span> {
                 continue;
             }
             let start = near(fingerprint, *at).min().unwrap_or(*at);
-            let answer = sides.responses.range(*at..at + OPEN).next();
+            let answer = sides.responses.range(*at..at + open).next();
             let end = answer.and_then(|(at, fingerprint)| near(fingerprint, *at).max());
-            let span = (start, end.unwrap_or(at + OPEN));
+            let span = (start, end.unwrap_or(at + open));
             spans.push(span);
             last = Some(span);
         }
@@ -125,6 +124,7 @@ mod tests {
     use teiji_model::stream::StreamId;
 
     const MS: u64 = 1_000_000;
+    const OPEN: u64 = 5_000 * MS;
 
     fn packet(ms: u64, point: Point, fingerprint: u64, of: Option<(u64, Role)>) -> Event {
         let mut event = packet_at(ms * MS, 0, point, 1);
@@ -163,13 +163,13 @@ mod tests {
         events.push(packet(9000, Point::TapEnqueue, 6, Some((6, Role::OneWay))));
         events.push(packet(9000, Point::TapSend, 7, Some((7, Role::Request))));
         let ms = |spans: Vec<Span>| spans.into_iter().map(|(a, b)| (a / MS, b / MS)).collect::<Vec<_>>();
-        assert_eq!(ms(requests(&events)), [(1000, 1010), (1005, 1015), (3000, 8000), (9000, 14_000)]);
+        assert_eq!(ms(requests(&events, OPEN)), [(1000, 1010), (1005, 1015), (3000, 8000), (9000, 14_000)]);
     }
 
     #[test]
     fn those_on_their_path_while_events_were_missing_are_in_doubt_and_no_others() {
         let events = [echo(1000, 10, 1), echo(1020, 10, 2), echo(1070, 10, 3), echo(1171, 10, 4)].concat();
-        let by = |lost: Event| overlapping(&requests(&events), &missing(&[lost]));
+        let by = |lost: Event| overlapping(&requests(&events, OPEN), &missing(&[lost]));
         // From the first read to the second, and 100 ms after that.
         assert_eq!(by(lost(1011, 1070)), 2);
         assert_eq!(by(lost(1010, 1071)), 4);

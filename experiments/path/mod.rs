@@ -12,6 +12,7 @@ pub mod outgoing;
 pub mod stalled;
 pub mod table;
 
+use crate::load::Figures;
 use crate::tracing::Traced;
 use anyhow::{Context, Result, bail, ensure};
 use std::ops::RangeInclusive;
@@ -156,16 +157,37 @@ pub fn excused(traced: &Traced) -> Result<u64> {
 /// [`comparable`].
 ///
 /// # Errors
-/// Like [`may_be_incomplete`], or if the trace counts more requests than were sent or answered, which nothing excuses.
+/// Like [`may_be_incomplete`]; or, as nothing excuses it, if the trace lost events, counts more requests than were sent, or other
+/// complete ones than were answered and are not excused.
 pub fn few_excused(traced: &Traced, sent: u64, answered: RangeInclusive<u64>) -> Result<bool> {
     let counts = || traced.report.vms.iter().map(|vm| vm.requests);
-    let (seen, complete): (u64, u64) = (counts().map(|r| r.seen).sum(), counts().map(|r| r.complete).sum());
-    ensure!(
-        seen <= sent && complete <= *answered.end(),
-        "teiji counts {seen} requests and {complete} complete ones of {sent} sent and {answered:?} answered"
-    );
+    let (all, complete): (u64, u64) = (counts().map(|r| r.seen).sum(), counts().map(|r| r.complete).sum());
     let (excused, seen) = excused_and_seen(traced)?;
+    ensure!(lost(&traced.report) == 0, "events lost: {:?}", traced.report.counters);
+    agrees("seen", all, 0..=sent, 0)?;
+    agrees("complete", complete, answered, excused)?;
     Ok(is_few(excused, seen))
+}
+
+/// [`few_excused`] of a trace while a load was answered so.
+///
+/// # Errors
+/// Like [`few_excused`].
+pub fn few((traced, called): &(Traced, Figures)) -> Result<bool> {
+    few_excused(traced, called.sent, called.answered())
+}
+
+/// Checks that a server answered at least a quarter of the requests in time: one that is slower than they come in answers few, of
+/// which a comparison says little. How many it answers is no matter of the trace.
+///
+/// # Errors
+/// If it answered fewer.
+pub fn enough(answered: u64, sent: u64) -> Result<()> {
+    ensure!(
+        answered * 4 >= sent,
+        "{answered} of {sent} requests were answered in time: too few to say anything"
+    );
+    Ok(())
 }
 
 /// How often [`comparable`] tries.
@@ -174,7 +196,7 @@ const ATTEMPTS: u32 = 3;
 /// Makes a trace, or a comparison with one, and makes it again if more than [few](is_few) requests are excused: one event that a
 /// busy machine brings late puts half a second in doubt, which may be most of a short load. `few` says whether they are few
 /// ([`few_excused`], [`accuracy::Agreement::few_excused`]). It checks each attempt for what nothing excuses, above all that the
-/// recording shows why requests are left out. A fault that excuses too many does so each time.
+/// recording shows why requests are left out.
 ///
 /// # Errors
 /// If `few` fails, or too many are excused in each attempt.

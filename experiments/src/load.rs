@@ -14,6 +14,7 @@ use serde::Deserialize;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 use teiji_lab::{Child, Guest, GuestSpec, LabHost};
+use teiji_model::flow::Matching;
 
 /// CPU of the callers.
 pub const CALLER_CPU: u32 = 0;
@@ -76,7 +77,7 @@ pub fn echo_server(host: &LabHost, guest: &Guest<'_>) -> Result<Child> {
 
 /// How long a trace waits for a response, which belongs to no request if it comes later.
 pub fn in_time() -> Duration {
-    Duration::from_nanos(teiji_analysis::Options::default().packet_ttl)
+    Duration::from_nanos(teiji_analysis::request_ttl(Matching::None))
 }
 
 /// The command line of an echo client.
@@ -154,7 +155,15 @@ fn caller(guest: &Guest<'_>, rate: f64, calls: u64, options: &str) -> String {
 /// # Errors
 /// If the lab host does not answer.
 pub fn call_one_by_one(host: &LabHost, guest: &Guest<'_>, calls: u64) -> Result<bool> {
-    Ok(host.run(&caller(guest, 20.0, calls, "-l 1"))?.code == 0)
+    call_at_most(host, guest, 20.0, calls, 1)
+}
+
+/// Makes `calls` calls, `rate` per second and `at_once` at the same time at most; returns whether all succeeded.
+///
+/// # Errors
+/// If the lab host does not answer.
+pub fn call_at_most(host: &LabHost, guest: &Guest<'_>, rate: f64, calls: u64, at_once: u32) -> Result<bool> {
+    Ok(host.run(&caller(guest, rate, calls, &format!("-l {at_once}")))?.code == 0)
 }
 
 /// Makes `calls` calls at `rate` per second; returns whether all succeeded.

@@ -172,7 +172,7 @@ fn a_rollback_ends_the_policy() {
 /// share stops both, and the meter does not count that.
 const CPU: u32 = 3;
 
-/// How much longer than at best a piece of work takes on that CPU, %: an emulated CPU that gets a seventh of a real one does
+/// How long a piece of work takes on that CPU on average, in % of the shortest time: an emulated CPU that gets a seventh of a real one does
 /// everything at its usual speed, but stands still in between.
 const PACE: &str = "pace() { taskset -c $1 bash -c 'best=1000000000 n=0 begun=${EPOCHREALTIME/./}; now=$begun; \
                     while ((now - begun < 3000000)); do before=$now; for i in {1..100}; do :; done; now=${EPOCHREALTIME/./}; \
@@ -205,7 +205,7 @@ fn whatever_happens_the_heartbeat_goes_on() {
                 "a journal is damaged",
                 "echo nonsense >$S/transaction; kill -HUP $agent; sleep 1; said damaged; seen=$?; rm $S/transaction; kill -HUP $agent; [ $seen = 0 ]",
             ),
-            // The agent may have put them back while they were being removed: a second later, they are complete.
+            // The agent may have put them back while they were being removed: at its next look, it does so again.
             (
                 "the pins are removed",
                 "rm -r /tmp/bpf/teiji; soon '[ -e /tmp/bpf/teiji/edf ]'; sleep 2; [ -e /tmp/bpf/teiji/edf ]",
@@ -273,8 +273,11 @@ fn whatever_happens_the_heartbeat_goes_on() {
             );
             // Where the agent itself was killed, the next one has to come before links fall back. On a slow CPU its start takes
             // that much longer; 150 % is not slow yet.
-            let most =
-                if what.starts_with("the agent is killed") { 2000 * pace.max(150) / 150 } else { 1000 };
+            let most = if what.starts_with("the agent is killed") {
+                2000 * pace.clamp(150, 600) / 150
+            } else {
+                1000
+            };
             assert!(gap <= most, "{what}: {gap} ms without a heartbeat: {printed}");
         }
         assert!(printed.contains("status 0"), "{printed}");

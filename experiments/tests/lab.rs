@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use teiji_experiments::load::{self, Figures, StallAt, Stalls};
 use teiji_experiments::path::blame::{Acceptance, Judged};
 use teiji_experiments::path::{
-    MEMORY_KB, SHORT, accuracy, agrees, blame, comparable, excused, few_excused, flood, lost, many_vms, only,
-    unseen,
+    MEMORY_KB, SHORT, accuracy, agrees, blame, comparable, enough, excused, few_excused, flood, lost,
+    many_vms, only, unseen,
 };
 use teiji_experiments::pcap::Pairing;
 use teiji_experiments::programs;
@@ -165,10 +165,11 @@ fn times_agree(case: &accuracy::Case) {
     let requests = a.requests as u64;
     if case.pairing == Pairing::Sip {
         // sipp gives up a call whose answers come late, and ends after two minutes.
-        assert!(requests >= SHORT.requests / 4, "{}: {requests} by the capture", a.case);
+        assert!(requests <= SHORT.requests, "{}: {requests} by the capture", a.case);
     } else {
         assert_eq!(requests, SHORT.requests, "{}: by the capture", a.case);
     }
+    enough(a.answered as u64, SHORT.requests).unwrap();
     a.check(0.999, 0).unwrap();
     let (off, total) = (a.off_p50_us.abs(), a.total_p50_us);
     assert!(off <= (0.02 * total).max(50.0), "{}: typically {off} µs off in {total} µs", a.case);
@@ -374,7 +375,7 @@ fn snapshots_are_what_the_recording_says_until_then() {
         assert_eq!(same, Some(report), "the trace printed none that ends there");
     }
     let complete: Vec<u64> = live.iter().map(|r| r.vms[0].requests.complete).collect();
-    assert!(complete.is_sorted() && complete.last().is_some_and(|n| *n > 50), "{complete:?}");
+    assert!(complete.is_sorted() && complete.first() < complete.last(), "{complete:?}");
     assert!(ran.err_text().contains("is not complete"), "{}", ran.err_text());
 }
 
@@ -459,7 +460,7 @@ fn a_worker_stalled_while_it_signals_hides_no_request() {
 }
 
 /// How often [`a_full_disk_costs_only_the_recording`] is tried.
-const ATTEMPTS: u32 = 10;
+const FULL_DISKS: u32 = 10;
 
 /// No recording of that trace is left to show which of its events were late, and which requests were on their path when runs of
 /// its probes were skipped. A trace with such events or requests proves nothing here, and another is made: a fault that causes
@@ -470,7 +471,7 @@ fn a_full_disk_costs_only_the_recording() {
         let (traced, called) = traced_on_a_full_disk();
         let vm = only(&traced.report).unwrap();
         let (late, in_doubt) = (traced.report.late, vm.left_out_for(Reason::EventsLost));
-        if (late, in_doubt) == (0, 0) || attempt == ATTEMPTS {
+        if (late, in_doubt) == (0, 0) || attempt == FULL_DISKS {
             let (r, left_out, missed) = (vm.requests, &vm.left_out, unseen(&traced).unwrap());
             let unknown = vm.left_out_for(Reason::ArrivalUnknown) + vm.left_out_for(Reason::OutOfOrder);
             assert!(unknown * 4 <= r.seen && lost(&traced.report) == 0, "{r:?} {left_out:?}");
@@ -487,11 +488,11 @@ fn a_full_disk_costs_only_the_recording() {
 fn traced_on_a_full_disk() -> (Traced, Figures) {
     let (lab, guest) = (&*LAB, vm1());
     let make = "mkdir -p /root/small && mount -t tmpfs -o size=1m small /root/small && \
-                head -c 1020000 /dev/zero > /root/small/filler";
+                ! dd if=/dev/zero of=/root/small/filler bs=4k status=none 2>/dev/null";
     lab.host.run(make).unwrap().ok().unwrap();
     let trace = Trace::start(lab, "full", &format!("{ECHO} --record /root/small/r.teiji"), false).unwrap();
-    // They take some 50 kB, and 24 kB are left. A short trace is likely to have no late event.
-    let called = echo(guest, 100.0, 100);
+    // Longer than the second after which the recording is first written. A short trace is likely to have no late event.
+    let called = echo(guest, 50.0, 150);
     let traced = trace.stop().unwrap();
     let left = lab.host.run("ls /root/small; umount /root/small").unwrap().ok().unwrap();
     assert_eq!(traced.code, 1, "{}", traced.printed);
@@ -515,14 +516,18 @@ fn a_vm_that_is_not_there_is_said_so() {
 
 fn nothing_is_left_attached_after_kill_9() {
     vm1();
+    // The names of teiji's programs begin with `on_`. The kernel frees programs some time after their owner has ended, those of former
+    // tests as well. A link keeps its program.
+    let freed = || {
+        let freed = "until all=$(bpftool prog list) && ! grep ' name on_' <<<\"$all\"; do sleep 0.5; done";
+        LAB.host.run_for(freed, Duration::from_secs(120)).unwrap().ok().unwrap();
+    };
+    freed();
     let trace = Trace::start(&LAB, "killed", ECHO, false).unwrap();
-    // The names of teiji's programs begin with `on_`.
     LAB.host.run("bpftool prog list | grep ' name on_'").unwrap().ok().unwrap();
     LAB.host.run(&format!("kill -9 {}", trace.pid().unwrap())).unwrap().ok().unwrap();
     trace.wait_end().unwrap();
-    // The kernel frees programs some time after their owner has ended, those of former tests as well. A link keeps its program.
-    let freed = "until all=$(bpftool prog list) && ! grep ' name on_' <<<\"$all\"; do sleep 0.5; done";
-    LAB.host.run_for(freed, Duration::from_secs(120)).unwrap().ok().unwrap();
+    freed();
 }
 
 /// Also checks that a trace ends when a VM dies: both need the second guest.
@@ -643,8 +648,11 @@ fn a_device_of_another_namespace_with_a_taps_number_is_no_tap() {
     assert_eq!(numbers[0], numbers[1], "the device has the number of the tap");
     let send = "ip netns exec b bash -c 'for i in $(seq 200); do echo x >/dev/udp/10.77.0.1/7; done' 2>/dev/null; \
                 ip netns exec a cat /sys/class/net/in/statistics/rx_packets";
+    let count =
+        |command: &str| -> u64 { LAB.host.run(command).unwrap().ok().unwrap().trim().parse().unwrap() };
     let (traced, called, received) = traced("namespaces", ECHO, |_| {
-        let received: u64 = LAB.host.run(send).unwrap().ok().unwrap().trim().parse().unwrap();
+        let before = count("ip netns exec a cat /sys/class/net/in/statistics/rx_packets");
+        let received = count(send) - before;
         assert!(received >= 200, "{received} packets came to the device");
         (echo(vm1(), 50.0, 50), received)
     });

@@ -308,7 +308,12 @@ fn outgoing_asks(case: &Case, ask: impl Fn() -> Called) -> (Found, Called) {
         });
         (found.unwrap(), called.unwrap())
     };
-    let few = |(found, called): &(Found, Called)| Ok(path::is_few(found.excused, called.received));
+    let few = |(found, called): &(Found, Called)| {
+        let (r, [.., around]) = (found.outgoing.requests, found.captured);
+        assert_eq!(found.capture_dropped, 0, "{found:?}");
+        assert!(r.seen <= called.sent && r.complete <= around.count, "{found:?}");
+        Ok(path::is_few(found.excused, called.received))
+    };
     path::comparable(make, few).unwrap()
 }
 

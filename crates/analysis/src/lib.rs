@@ -64,6 +64,7 @@ use sort::{Refused, Sorter};
 use std::collections::{BTreeMap, VecDeque};
 use streams::Streams;
 use teiji_model::event::{self, Event, EventKind, NicCounter};
+use teiji_model::flow::Matching;
 use teiji_model::host::Vm;
 use teiji_model::report::{
     Counters, DropLocation, Joined, MAX_VMS, Meta, NicLosses, Report, SCHEMA, VmReport,
@@ -82,6 +83,12 @@ const MAX_DROP_NAMES: usize = 4096;
 /// The greatest number of counters of NICs that are stored.
 const MAX_NIC_LOSSES: usize = 4096;
 
+/// How long a request waits for its response, ns, unless [`Options::request_ttl`] says otherwise; one that comes later belongs to no
+/// request. 32 s for SIP (64 T1, RFC 3261), else 5 s.
+pub fn request_ttl(matching: Matching) -> u64 {
+    if matching == Matching::Sip { 32_000_000_000 } else { 5_000_000_000 }
+}
+
 /// Settings of an [`Analyzer`]. The defaults suit a live trace; use them with `..Options::default()`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
@@ -94,7 +101,7 @@ pub struct Options {
     pub reorder: u64,
     /// How long a packet may be on its path, ns.
     pub packet_ttl: u64,
-    /// How long a request may wait for its response, ns; `None` means 32 s for SIP (64 T1), otherwise 5 s.
+    /// How long a request may wait for its response, ns; `None` means [`request_ttl`].
     pub request_ttl: Option<u64>,
     /// How long after its last event a packet that was handed to a device counts as on its path, ns.
     pub quiet: u64,

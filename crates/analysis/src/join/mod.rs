@@ -67,7 +67,7 @@ pub(crate) use inside::{Divided, Division};
 use teiji_model::event::{
     Event, EventKind, GuestEntry, Interrupt, Kick, Packet, Point, Start, ThreadName, VcpuState, Waker,
 };
-use teiji_model::flow::{Direction, Matching};
+use teiji_model::flow::Direction;
 use teiji_model::host::{DataPlane, Vm};
 use teiji_model::report::{Joined, Meta, Reason};
 use teiji_model::stream::StreamId;
@@ -239,8 +239,7 @@ impl Joiner {
             evicted: 0,
         };
         let matching = meta.watch.matching;
-        let usual = if matching == Matching::Sip { 32_000_000_000 } else { 5_000_000_000 };
-        let ttl = options.request_ttl.unwrap_or(usual);
+        let ttl = options.request_ttl.unwrap_or(crate::request_ttl(matching));
         let both_ways = meta.watch.direction == Direction::Both;
         let outgoing = outgoing::OutgoingTable::new(hasher, ttl, matching.repeats(), both_ways);
         let mut joiner = Joiner {
