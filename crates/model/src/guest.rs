@@ -213,14 +213,16 @@ pub enum EventKind {
         /// if there was none, as the driver found the packet when it looked once more, or if it is not known.
         interrupted: u64,
     },
-    /// A packet was put on a socket's receive queue. UDP only.
+    /// A packet was put on a socket's receive queue: a datagram of UDP, or a segment of TCP with data if nothing is in the queue that
+    /// has not been read.
     Queued {
         /// The packet.
         print: u64,
         /// Packets that were in the queue before it.
         backlog: u32,
     },
-    /// A thread took a packet off a socket's queue, to copy it then. UDP only.
+    /// A thread took a datagram off a socket's queue, to copy it then; or it has copied the first data of a segment of TCP that was
+    /// reported when it was queued.
     Read {
         /// The packet.
         print: u64,

@@ -426,10 +426,10 @@ pub struct StageTime {
 pub enum GuestPart {
     /// Guest entry → the guest's stack receives the packet (`netif_receive_skb`): interrupt, softirq, NAPI.
     GuestIrq,
-    /// Received → on a socket's receive queue (`__udp_enqueue_schedule_skb`); for what the guest's kernel answers itself,
-    /// until the answer is queued to its device.
+    /// Received → on a socket's receive queue (`__udp_enqueue_schedule_skb`, `tcp_rcv_established`); for what the guest's
+    /// kernel answers itself, until the answer is queued to its device.
     GuestStack,
-    /// On the queue → taken by a thread (`__skb_recv_udp`).
+    /// On the queue → taken by a thread (`__skb_recv_udp`), or its first byte read (`tcp_rcv_space_adjust`).
     SocketWait,
     /// Taken → the answering thread begins to send (`inet_sendmsg`).
     App,

@@ -340,8 +340,13 @@ static __always_inline void interrupt_accepted(struct clock *worker, u32 apicid,
 		}
 	} else {
 		struct vector_key key = {.vm = target.vm, .vcpu = target.vcpu, .vector = vector};
+		u64 *at = bpf_map_lookup_elem(&accepted, &key);
 
-		bpf_map_update_elem(&accepted, &key, &now, BPF_ANY);
+		/* in place: to replace an entry takes another one, and locks */
+		if (at)
+			__sync_lock_test_and_set(at, now);
+		else
+			bpf_map_update_elem(&accepted, &key, &now, BPF_ANY);
 	}
 
 	r = reserve_irq(worker, now, delivery, worker->signal.begun);

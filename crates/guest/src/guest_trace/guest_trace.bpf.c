@@ -12,6 +12,8 @@
  *   __udp_enqueue_schedule_skb              put on a socket's queue          QUEUED
  *   sched_waking, sched_switch              a thread is woken, gets a CPU  \
  *   __skb_recv_udp, skb_consume_udp         taken by the application       / READ
+ *   tcp_rcv_established                     put on the queue of a socket of TCP: QUEUED
+ *   tcp_rcv_space_adjust                    the application has read from it: READ
  *   inet_sendmsg, inet6_sendmsg             a thread sends                 \
  *   net_dev_queue                           queued to a device             / SENT
  *   net_dev_start_xmit                      given to the driver              HANDED
@@ -24,8 +26,13 @@
  * __udp_enqueue_schedule_skb first, which replaces or removes the print. Before, the address is no sign: a
  * packet socket (tcpdump) makes the stack go on with a copy. There the print is computed again.
  *
- * A TCP segment is merged with others in its socket's queue, and ICMP echoes are answered without a socket:
- * for both there are RECEIVED, SENT and HANDED only.
+ * A segment of TCP may be merged with others in its socket's queue, and be read in parts. So of what is in a
+ * queue only the first segment is kept of which nothing has been read, by the socket: QUEUED and READ, when
+ * the first of its bytes is read, are its own. If a client waits for each answer, that is the one with which
+ * a request begins. Segments that come while the socket's user holds it are not kept: they wait in its
+ * backlog, and are put on the queue with softirqs enabled.
+ *
+ * ICMP echoes are answered without a socket: for them there are RECEIVED, SENT and HANDED only.
  *
  * The scheduler's probes look at every thread that is woken or gets a CPU. They read one byte for those that
  * never read a packet, nor were woken by one.
@@ -226,31 +233,65 @@ static __always_inline int enqueued(u64 address, int error)
 	return 0;
 }
 
-/* The current thread has taken a datagram off a socket's queue. */
-static __always_inline int consume(u64 address)
+/* A segment of TCP is about to be put on a socket's queue. */
+static __always_inline int enqueue_segment(struct sock *sk, struct sk_buff *skb)
 {
-	u64 now;
-	struct guest_read *r;
-	struct queued *found, q;
-	struct thread *t;
-	u32 tid;
+	struct tcp_sock *tcp = (struct tcp_sock *)sk;
+	struct {
+		u16 sport, dport;
+		u32 seq, ack;
+		u8 offset, flags; /* of the payload, in the upper half: words */
+	} header;
+	struct unread *before, first = {};
+	u64 socket = (u64)sk;
+	struct packet p = {};
+	u32 next, unread_bytes;
+	struct cpu *c;
 
-	found = bpf_map_lookup_elem(&queued, &address);
-	if (!found)
+	/* the stack has removed the device from it */
+	if (skb->skb_iif == LOOPBACK_IFINDEX || thread_sends())
 		return 0;
-	now = bpf_ktime_get_ns();
-	q = *found;
-	bpf_map_delete_elem(&queued, &address);
-	tid = current_tid();
+	if (bpf_probe_read_kernel(&header, sizeof(header), skb->data))
+		return 0;
+	next = BPF_CORE_READ(tcp, rcv_nxt);
+	first.seq = bpf_ntohl(header.seq);
+	/* not one that comes too early, or once more, or without data */
+	if (first.seq != next || skb->len <= (header.offset >> 4) * 4)
+		return 0;
+	before = bpf_map_lookup_elem(&unread, &socket);
+	unread_bytes = next - BPF_CORE_READ(tcp, copied_seq);
+	/* the difference is larger if it was another socket's at this address */
+	if (before && next - before->seq <= unread_bytes)
+		return 0;
+	c = this_cpu();
+	if (!c || !identify_skb(skb, true, true, &p))
+		return 0;
+	first.queued.at = bpf_ktime_get_ns();
+	first.queued.print = p.fingerprint;
+	c->backlog = sk->sk_receive_queue.qlen;
+	c->queued = first.queued;
+	bpf_map_update_elem(&unread, &socket, &first, BPF_ANY);
+	c->enqueues = (u64)skb;
+	return 0;
+}
+
+/* The current thread has read what was queued as q. */
+static __always_inline int has_read(struct queued *q)
+{
+	u64 now = bpf_ktime_get_ns();
+	u32 tid = current_tid();
+	struct guest_read *r;
+	struct thread *t;
+
 	mark(tid);
 	t = thread_of(tid);
 	introduce(tid, t);
 	r = reserve(sizeof(*r));
 	if (!r)
 		return 0;
-	fill_head(&r->head, now, GUEST_READ, q.print);
+	fill_head(&r->head, now, GUEST_READ, q->print);
 	r->tid = tid;
-	if (t && t->woken >= q.at && t->running >= t->woken) {
+	if (t && t->woken >= q->at && t->running >= t->woken) {
 		r->woken = t->woken;
 		r->running = t->running;
 		r->woken_by = t->woken_by;
@@ -261,6 +302,34 @@ static __always_inline int consume(u64 address)
 	}
 	submit(r);
 	return 0;
+}
+
+/* The current thread has taken a datagram off a socket's queue. */
+static __always_inline int consume(u64 address)
+{
+	struct queued *found = bpf_map_lookup_elem(&queued, &address), q;
+
+	if (!found)
+		return 0;
+	q = *found;
+	bpf_map_delete_elem(&queued, &address);
+	return has_read(&q);
+}
+
+/* The current thread has read from a socket of TCP, or has looked only, which does not change copied_seq. */
+SEC("tp_btf/tcp_rcv_space_adjust")
+int BPF_PROG(on_tcp_read, struct sock *sk)
+{
+	struct tcp_sock *tcp = (struct tcp_sock *)sk;
+	u64 socket = (u64)sk;
+	struct unread *first = bpf_map_lookup_elem(&unread, &socket);
+	struct queued q;
+
+	if (!first || (s32)(BPF_CORE_READ(tcp, copied_seq) - first->seq) <= 0)
+		return 0;
+	q = first->queued;
+	bpf_map_delete_elem(&unread, &socket);
+	return has_read(&q);
 }
 
 /* ---- from the application ---- */
@@ -393,6 +462,18 @@ SEC("fexit/__udp_enqueue_schedule_skb")
 int BPF_PROG(on_enqueued, struct sock *sk, struct sk_buff *skb, int error)
 {
 	return enqueued((u64)skb, error);
+}
+
+SEC("fentry/tcp_rcv_established")
+int BPF_PROG(on_segment, struct sock *sk, struct sk_buff *skb)
+{
+	return enqueue_segment(sk, skb);
+}
+
+SEC("fexit/tcp_rcv_established")
+int BPF_PROG(on_segment_done, struct sock *sk, struct sk_buff *skb)
+{
+	return enqueued((u64)skb, 0);
 }
 
 /* A datagram that is only looked at stays in the queue. */

@@ -24,6 +24,16 @@ const TARGETS: &[(&str, &str, bool)] = &[
         "the first packet is not seen that is read by a thread that has been waiting for it",
         false,
     ),
+    (
+        "tcp_rcv_established",
+        "requests of TCP are not seen when they are put on a socket's queue, and not divided",
+        false,
+    ),
+    (
+        "tcp_rcv_space_adjust",
+        "requests of TCP are not seen when the application reads them, and not divided",
+        false,
+    ),
     ("net_dev_queue", "packets are not seen when the application sends them", true),
     ("net_dev_start_xmit", "packets are not seen when they are given to the driver", true),
     ("sched_waking", "when a thread is woken for a packet is not seen", false),

@@ -15,11 +15,13 @@ typedef __u8 u8;
 typedef __u16 u16;
 typedef __u32 u32;
 typedef __u64 u64;
+typedef __s32 s32;
 typedef __s64 s64;
 
 #define IFF_LOOPBACK 8
 #define PAGE_SHIFT 12
 #define MSG_PEEK 2
+#define LOOPBACK_IFINDEX 1 /* in every network namespace */
 
 /*
  * A part of a packet that is not in its linear part. It is a bio_vec until Linux 6.8 and a skb_frag with
@@ -41,6 +43,7 @@ struct sk_buff {
 	struct net_device *dev;
 	unsigned int len;
 	unsigned int data_len;
+	int skb_iif;
 	u16 mac_header;
 	unsigned int end; /* from head: struct skb_shared_info */
 	unsigned int napi_id;
@@ -70,6 +73,11 @@ struct sock {
 
 struct udp_sock {
 	struct sk_buff_head reader_queue;
+};
+
+struct tcp_sock {
+	u32 rcv_nxt;	/* the sequence number that is expected next */
+	u32 copied_seq; /* what comes before it has been read */
 };
 
 struct socket {

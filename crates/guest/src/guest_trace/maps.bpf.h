@@ -46,6 +46,21 @@ struct {
 	__type(value, struct queued);
 } queued SEC(".maps");
 
+/* The first segment in the queue of a socket of TCP of which nothing has been read. */
+struct unread {
+	struct queued queued;
+	u32 seq;
+	u32 pad;
+};
+
+/* By the address of the struct sock. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, u64);
+	__type(value, struct unread);
+} unread SEC(".maps");
+
 struct cpu {
 	u64 irq;	      /* when the interrupt came that is being handled; 0: none is */
 	u64 enqueues;	      /* address of the packet that is being put on a socket's queue; 0: none is */

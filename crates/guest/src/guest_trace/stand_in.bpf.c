@@ -6,6 +6,7 @@
  *
  *   __udp_enqueue_schedule_skb     sk_data_ready, which it calls before it wakes threads, to softirq_exit
  *   __skb_recv_udp                 sock_recv_length
+ *   tcp_rcv_established            tcp_probe, at its beginning, to softirq_exit
  *   inet_sendmsg                   sys_enter, sys_exit; sock_send_length for the filter
  *   __napi_schedule                napi_poll, which is no interrupt
  */
@@ -30,6 +31,12 @@ int BPF_PROG(on_data_ready, struct sock *sk)
 		return 0;
 	bpf_map_update_elem(&last, &socket, &address, BPF_ANY);
 	return enqueue(sk, skb);
+}
+
+SEC("tp_btf/tcp_probe")
+int BPF_PROG(on_tcp_probe, struct sock *sk, struct sk_buff *skb)
+{
+	return enqueue_segment(sk, skb);
 }
 
 SEC("tp_btf/softirq_exit")

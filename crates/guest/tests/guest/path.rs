@@ -477,9 +477,85 @@ fn closed(namespaces: &Namespaces, v6: bool) {
     });
 }
 
-/// ICMP and TCP have no socket points; they are received, sent and handed over.
+/// A client asks on one connection, each time after the answer to the one before. Of each request the first segment is seen on its way
+/// to the reader, and of each answer from its sender.
 #[test]
-fn tcp_and_icmp_are_received_sent_and_handed_over() {
+fn the_first_segment_of_a_request_is_seen_in_the_socket_and_when_it_is_read() {
+    use std::io::{Read, Write};
+    let namespaces = Namespaces::new();
+    for v6 in [false, true] {
+        // The last one takes several segments, and several reads.
+        let lengths = [1usize, 40, 300, 1200, 100_000];
+        let mut server = 0;
+        let (host, welcome) = follow(kernel(), &format!("tcp dst port {PORT}"), || {
+            let (told, is_told) = std::sync::mpsc::channel();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    namespaces.enter(true);
+                    let listener = TcpListener::bind(address(v6, 2)).unwrap();
+                    told.send(gettid().as_raw() as u32).unwrap();
+                    let (mut stream, _) = listener.accept().unwrap();
+                    stream.set_nodelay(true).unwrap();
+                    let mut buffer = [0; 1000];
+                    for length in lengths {
+                        let mut left = length;
+                        while left > 0 {
+                            // Looking at it is not reading it.
+                            assert!(stream.peek(&mut buffer).unwrap() > 0);
+                            let room = left.min(buffer.len());
+                            left -= stream.read(&mut buffer[..room]).unwrap();
+                        }
+                        stream.write_all(b"answer").unwrap();
+                    }
+                });
+                server = is_told.recv().unwrap();
+                namespaces.run(false, || {
+                    let mut client = TcpStream::connect(address(v6, 2)).unwrap();
+                    client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+                    for length in lengths {
+                        std::thread::sleep(Duration::from_millis(20));
+                        while !sleeps(server) {
+                            std::thread::sleep(Duration::from_millis(1));
+                        }
+                        client.write_all(&vec![length as u8; length]).unwrap();
+                        let mut answer = [0; 6];
+                        client.read_exact(&mut answer).unwrap();
+                    }
+                });
+            });
+        });
+        assert_eq!(host.lost, 0);
+        let mut packets: Vec<_> = by_packet(&host.events).into_values().collect();
+        packets.sort_by_key(|p| p[0].ts);
+        let read: Vec<_> = packets.iter().filter(|p| points(p) == ["received", "queued", "read"]).collect();
+        let answers: Vec<_> = packets
+            .iter()
+            .filter(|p| matches!(p[0].kind, EventKind::Sent { began, .. } if began > 0))
+            .collect();
+        let all: Vec<_> = packets.iter().map(|p| points(p)).collect();
+        if welcome.missing.iter().any(|m| m.hook == "vmemmap_base") {
+            println!("this kernel does not say where pages are: segments with data are not identified");
+            assert!(read.is_empty() && answers.is_empty(), "{all:?}");
+            continue;
+        }
+        assert!(read.len() >= lengths.len() && answers.len() == lengths.len(), "{all:?}");
+        // Of the long request, segments may come after some have been read.
+        for (request, answer) in read.iter().zip(answers) {
+            let EventKind::Read { tid: reader, woken, running, woken_by, .. } = request[2].kind else {
+                panic!("{request:?}")
+            };
+            assert_eq!((reader, woken_by), (server, 0));
+            assert!(request[1].ts <= woken && woken <= running && running <= request[2].ts, "{request:?}");
+            let EventKind::Sent { tid: sender, began, .. } = answer[0].kind else { panic!("{answer:?}") };
+            assert_eq!(sender, server);
+            assert!(request[2].ts <= began && began <= answer[0].ts, "{request:?} {answer:?}");
+        }
+    }
+}
+
+/// What has no data, and what the kernel answers, has no socket points; it is received, sent and handed over.
+#[test]
+fn connecting_and_pings_are_received_sent_and_handed_over() {
     let namespaces = Namespaces::new();
     let (host, _) = follow(kernel(), "tcp dst port 7007", || {
         let listener = namespaces.run(true, || TcpListener::bind(address(false, 2)).unwrap());
