@@ -566,8 +566,11 @@ fn http_requests_are_divided() {
     eprintln!("{received} of {sent} answered: {inside:?}");
     agrees("complete", vm.requests.complete, received..=sent, excused(&traced).unwrap()).unwrap();
     let [guest] = traced.report.guests[..] else { panic!("{:?}", traced.report.guests) };
-    assert!(inside.undivided <= guest.lost, "{inside:?} of {:?}, {guest:?}", vm.requests);
-    assert!(inside.violations <= raced(&traced), "{inside:?} of {:?}", vm.requests);
+    // One that comes while the server's thread still holds the socket is not divided (LIMITATIONS, `teiji-guest`).
+    assert!(inside.undivided <= guest.lost + sent / 50, "{inside:?} of {:?}, {guest:?}", vm.requests);
+    // The guest also gets acknowledgements, close together: see the test of reports over TCP.
+    let raced = out_of_order::raced(traced.recording.as_deref().unwrap()).unwrap();
+    assert!(inside.violations <= raced, "{inside:?} of {:?}", vm.requests);
     let all = all_requests(&traced);
     let divided: Vec<_> = all.iter().filter_map(|joined| joined.request.inside).collect();
     assert!(divided.iter().all(|one| one.reader != 0 && one.reader == one.sender), "{divided:?}");

@@ -213,8 +213,8 @@ pub enum EventKind {
         /// if there was none, as the driver found the packet when it looked once more, or if it is not known.
         interrupted: u64,
     },
-    /// A packet was put on a socket's receive queue: a datagram of UDP, or a segment of TCP with data if nothing is in the queue that
-    /// has not been read.
+    /// A packet was put on a socket's receive queue: a datagram of UDP; or a segment of TCP with data, if none that was reported before
+    /// is there without having been read from.
     Queued {
         /// The packet.
         print: u64,

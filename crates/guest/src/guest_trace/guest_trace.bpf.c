@@ -29,7 +29,7 @@
  * A segment of TCP may be merged with others in its socket's queue, and be read in parts. So of what is in a
  * queue only the first segment is kept of which nothing has been read, by the socket: QUEUED and READ, when
  * the first of its bytes is read, are its own. If a client waits for each answer, that is the one with which
- * a request begins. Segments that come while the socket's user holds it are not kept: they wait in its
+ * a request begins. Segments that come while a thread holds the socket are not kept: they wait in its
  * backlog, and are put on the queue with softirqs enabled.
  *
  * ICMP echoes are answered without a socket: for them there are RECEIVED, SENT and HANDED only.
@@ -37,9 +37,9 @@
  * The scheduler's probes look at every thread that is woken or gets a CPU. They read one byte for those that
  * never read a packet, nor were woken by one.
  *
- * Assumptions: the parts of the network stack that are probed run with softirqs disabled, and one at a time
- * on each CPU (not PREEMPT_RT, where points may be missing); x86-64. Programs whose target a kernel lacks are
- * left out by the Rust half.
+ * Assumptions: the parts of the network stack that are probed and copy (skb.bpf.h) run with softirqs
+ * disabled, and one at a time on each CPU (not PREEMPT_RT, where points may be missing); x86-64. Programs
+ * whose target a kernel lacks are left out by the Rust half.
  *
  * Needs Linux 5.15. To look at it by hand:
  *   bpftool prog load guest_trace.bpf.o /sys/fs/bpf/t autoattach; bpftool map dump name counters
@@ -233,6 +233,11 @@ static __always_inline int enqueued(u64 address, int error)
 	return 0;
 }
 
+static __always_inline bool may_be_tcp(void)
+{
+	return !settings.proto || settings.proto == PROTO_TCP;
+}
+
 /* A segment of TCP is about to be put on a socket's queue. */
 static __always_inline int enqueue_segment(struct sock *sk, struct sk_buff *skb)
 {
@@ -249,7 +254,7 @@ static __always_inline int enqueue_segment(struct sock *sk, struct sk_buff *skb)
 	struct cpu *c;
 
 	/* the stack has removed the device from it */
-	if (skb->skb_iif == LOOPBACK_IFINDEX || thread_sends())
+	if (!may_be_tcp() || skb->skb_iif == LOOPBACK_IFINDEX || BPF_CORE_READ(sk, sk_lock.owned))
 		return 0;
 	if (bpf_probe_read_kernel(&header, sizeof(header), skb->data))
 		return 0;
@@ -322,14 +327,25 @@ int BPF_PROG(on_tcp_read, struct sock *sk)
 {
 	struct tcp_sock *tcp = (struct tcp_sock *)sk;
 	u64 socket = (u64)sk;
-	struct unread *first = bpf_map_lookup_elem(&unread, &socket);
+	struct unread *first = may_be_tcp() ? bpf_map_lookup_elem(&unread, &socket) : NULL;
 	struct queued q;
 
 	if (!first || (s32)(BPF_CORE_READ(tcp, copied_seq) - first->seq) <= 0)
 		return 0;
 	q = first->queued;
 	bpf_map_delete_elem(&unread, &socket);
-	return has_read(&q);
+	/* else the kernel has: sockmap, kTLS */
+	return thread_sends() ? has_read(&q) : 0;
+}
+
+SEC("tp_btf/tcp_destroy_sock")
+int BPF_PROG(on_tcp_destroyed, struct sock *sk)
+{
+	u64 socket = (u64)sk;
+
+	if (may_be_tcp())
+		bpf_map_delete_elem(&unread, &socket);
+	return 0;
 }
 
 /* ---- from the application ---- */
@@ -473,6 +489,19 @@ int BPF_PROG(on_segment, struct sock *sk, struct sk_buff *skb)
 SEC("fexit/tcp_rcv_established")
 int BPF_PROG(on_segment_done, struct sock *sk, struct sk_buff *skb)
 {
+	struct tcp_sock *tcp = (struct tcp_sock *)sk;
+	struct cpu *c = may_be_tcp() ? this_cpu() : NULL;
+	u64 socket = (u64)sk;
+	struct unread *first;
+
+	if (!c || c->enqueues != (u64)skb)
+		return 0;
+	first = bpf_map_lookup_elem(&unread, &socket);
+	if (first && first->seq == BPF_CORE_READ(tcp, rcv_nxt)) { /* dropped: there was no room */
+		bpf_map_delete_elem(&unread, &socket);
+		c->enqueues = 0;
+		return 0;
+	}
 	return enqueued((u64)skb, 0);
 }
 

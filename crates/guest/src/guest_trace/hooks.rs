@@ -34,6 +34,7 @@ const TARGETS: &[(&str, &str, bool)] = &[
         "requests of TCP are not seen when the application reads them, and not divided",
         false,
     ),
+    ("tcp_destroy_sock", "a segment may be taken for one of an earlier connection", false),
     ("net_dev_queue", "packets are not seen when the application sends them", true),
     ("net_dev_start_xmit", "packets are not seen when they are given to the driver", true),
     ("sched_waking", "when a thread is woken for a packet is not seen", false),

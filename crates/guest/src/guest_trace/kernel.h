@@ -65,9 +65,14 @@ struct sk_buff_head {
 	u32 qlen;
 };
 
+typedef struct {
+	int owned; /* a thread holds the socket, or its backlog is being handled */
+} socket_lock_t;
+
 struct sock {
 	struct socket *sk_socket;
 	u16 sk_protocol;
+	socket_lock_t sk_lock;
 	struct sk_buff_head sk_receive_queue;
 };
 
