@@ -286,11 +286,9 @@ fn the_part_of_the_path_that_is_slow_in_the_guest_is_shown() {
         "means of the parts: {means:?} ns; {of_a_turn} ns in each of {turns} turns by the guest's kernel"
     );
     // A request waits in the socket for the turn in which it is read: not as long as for one after the server has lost the CPU, as
-    // the guest's kernel prefers who has slept. Without the busy loops it waits for less than a millisecond.
+    // the guest's kernel prefers who has slept. (The trace of an idle guest is no measure: on a busy machine requests queue there, too.)
     assert!(of_a_turn > 1e6, "the busy loops delay the server by {of_a_turn} ns only");
-    let waits = means[GuestPart::SocketWait as usize];
-    let quiet = self::inside(&QUIET.0.report).1.parts[GuestPart::SocketWait as usize].dist.mean;
-    assert!(waits > of_a_turn / 8.0 && waits > quiet, "{means:?}, {of_a_turn}; {quiet} without busy loops");
+    assert!(means[GuestPart::SocketWait as usize] > of_a_turn / 8.0, "{means:?}, {of_a_turn}");
 }
 
 /// Runs `traced` with the server on these vCPUs, and interrupts on vCPU 0.
