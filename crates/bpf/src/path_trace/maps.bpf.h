@@ -7,6 +7,8 @@
 
 const volatile struct settings settings;
 
+#include "../common/read.bpf.h"
+
 /* Names the record types in the object's BTF so that the Rust half can be generated. */
 struct {
 	struct rec_packet packet;
@@ -264,7 +266,9 @@ struct {
 	__type(value, struct clock_ref);
 } workers SEC(".maps");
 
-/* Tap queue → the clock of the worker that sends the guest's frames: from Linux 6.5 on it may be another. */
+/* Tap queue → the clock of the worker that sends the guest's frames. It may be another: vhost has workers for
+ * single queues from Linux 6.5 on (VHOST_NEW_WORKER), which vhost-scsi offers; vhost-net does not as of 7.3.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 8192);
@@ -348,7 +352,7 @@ static __always_inline bool hinted(u32 number, u8 hint)
 static __always_inline bool is_tap(const struct net_device *dev, u32 ifindex)
 {
 	return hinted(ifindex, HINT_TAP) && bpf_map_lookup_elem(&taps, &ifindex) &&
-	       BPF_CORE_READ(dev, nd_net.net, ns.inum) == settings.netns;
+	       READ(READ(dev, nd_net.net), ns.inum) == settings.netns;
 }
 
 /* The same of a device that the verifier trusts: its fields are read without a call each. */

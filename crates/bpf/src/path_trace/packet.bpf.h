@@ -52,21 +52,18 @@ static __always_inline bool parse(const unsigned char *l2, const unsigned char *
 	const bool to_guest = flags & TO_GUEST;
 	union headers h;
 
-	if (flags & AT_TAP || !followed.by_mac) {
-		if (!read_headers(l2, end, &h))
-			return false;
-	} else {
-		/* most packets of a host are no traced guest's: of those only the addresses are read */
-		if (!read_ethernet(l2, end, &h))
-			return false;
+	if (!read_ethernet(l2, end, &h))
+		return false;
+	/* most packets of a host are no traced guest's: of those only the addresses are read */
+	if (!(flags & AT_TAP) && followed.by_mac) {
 		/* towards a guest if it is the destination, from one if only the source is */
 		if (to_guest ? !is_guest_mac(h.eth.dst) : !is_guest_mac(h.eth.src) || is_guest_mac(h.eth.dst))
 			return false;
 		if (to_guest)
 			p->received = bpf_ktime_get_ns();
-		if (!read_from(l2, end, ETH_HLEN, &h))
-			return false;
 	}
+	if (!read_others(l2, end, &h))
+		return false;
 	return identify(&h, l2, end, to_guest, flags & KEYED, settings.secret, p);
 }
 
@@ -78,7 +75,7 @@ static __always_inline bool parse(const unsigned char *l2, const unsigned char *
  */
 static __always_inline void count_segments(struct packet *p, const unsigned char *shared)
 {
-	u32 size = BPF_CORE_READ((struct skb_shared_info *)shared, gso_size), payload, n;
+	u32 size = READ((struct skb_shared_info *)shared, gso_size), payload, n;
 
 	p->segments = 1;
 	if (!size || !p->headers || p->len <= p->headers)
