@@ -4,14 +4,14 @@
  * makes of such an address a pointer that the program itself can load from: the kernel gives 0 if the load
  * faults. That is a few instructions; a call of bpf_probe_read_kernel() is about a hundred.
  *
- * The includer has the types of kernel.h and a constant `settings`, whose member `loads` says whether the kernel
- * has bpf_rdonly_cast().
+ * The includer has the types of kernel.h and a constant `settings`, whose member `loads` says whether the
+ * kernel has bpf_rdonly_cast().
  */
 #ifndef TEIJI_READ_BPF_H
 #define TEIJI_READ_BPF_H
 
-/* The kernel refuses loads from its memory except from the members of its own types. Of these types one scalar
- * of each size is used. */
+/* The kernel refuses loads from its memory except from the members of its own types. Of these types one
+ * scalar of each size is used. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 struct timespec64___load {
 	s64 tv_sec;
@@ -29,7 +29,7 @@ struct ipv6_opt_hdr___load {
 
 extern void *bpf_rdonly_cast(const void *address, u32 type) __ksym __weak;
 
-#define LOAD(type, member, at)                                                                                  \
+#define LOAD(type, member, at)                                                                               \
 	(((struct type *)bpf_rdonly_cast(at, bpf_core_type_id_kernel(struct type)))->member)
 
 static __always_inline u64 load_64(const void *at)
@@ -58,13 +58,15 @@ static __always_inline u64 read_number(const void *at, u32 size)
 	u64 number = 0;
 
 	if (settings.loads)
-		return size == 8 ? load_64(at) : size == 4 ? load_32(at) : size == 2 ? load_16(at) : load_8(at);
+		return size == 8   ? load_64(at)
+		       : size == 4 ? load_32(at)
+		       : size == 2 ? load_16(at)
+				   : load_8(at);
 	bpf_probe_read_kernel(&number, size, at);
 	return number;
 }
 
 /* Reads a member, a number or a pointer, of a type of kernel.h; 0 if it cannot be read. */
-#define READ(from, member)                                                                                    \
-	((typeof((from)->member))read_number(&(from)->member, sizeof((from)->member)))
+#define READ(from, member) ((typeof((from)->member))read_number(&(from)->member, sizeof((from)->member)))
 
 #endif

@@ -85,7 +85,7 @@ int BPF_PROG(on_written)
 }
 
 /* See vmm.bpf.h. */
-static __always_inline void vmm_signals(struct clock *c, struct kvm *kvm, u64 interrupt);
+static __always_inline void thread_of_vmm_signals(struct clock *c, struct kvm *kvm, u64 interrupt);
 
 /*
  * The interrupt goes through an irqfd, in the worker's context. (irqfd_wakeup, its caller, and kvm_vcpu_halt,
@@ -99,8 +99,8 @@ int BPF_PROG(on_irqfd, struct kvm_kernel_irq_routing_entry *entry, struct kvm *k
 
 	if (!c || interrupted())
 		return 0;
-	if (c->taking.ifindex)
-		vmm_signals(c, kvm, route_id(READ(entry, gsi)));
+	if (c->reads)
+		thread_of_vmm_signals(c, kvm, route_id(READ(entry, gsi)));
 	/* not kvm->userspace_pid: in Linux 6.12 its offset is too large for a load instruction */
 	else
 		note_signalled_vm(c, READ(kvm, userspace_pid));

@@ -284,6 +284,22 @@ struct {
 	__type(value, struct served);
 } served SEC(".maps");
 
+/* An interrupt that a VMM's thread sends. */
+struct vmm_interrupt {
+	u64 id;
+	u32 vm; /* the VMM's process id */
+	u32 pad;
+};
+
+/* How often it was sent while the thread held no packets off a tap, less how often it was the first one after
+ * it took some: more than 0 for those of other devices than the tap's. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 8192);
+	__type(key, struct vmm_interrupt);
+	__type(value, s64);
+} sent_alone SEC(".maps");
+
 /* Doorbell → the tap queue whose it is, or has been: `served` knows. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);

@@ -159,7 +159,7 @@ static __always_inline void vmm_signals(struct clock *c, struct kvm *kvm, u64 in
 			return;
 	}
 	c->signal.vm = READ(kvm, userspace_pid);
-	if (!learn(&s->interrupt, interrupt))
+	if (is_of_others(c->signal.vm, interrupt, false) || !learn(&s->interrupt, interrupt))
 		return give_up_taken(c, now, c->signal.vm);
 	/* only of the queue's own: another device's may come at any time */
 	if (c->reads == READS_NOTHING)
@@ -171,14 +171,24 @@ static __always_inline void vmm_signals(struct clock *c, struct kvm *kvm, u64 in
 	c->signal.begun = now;
 }
 
+/* A thread that has looked at a tap tells KVM to send this interrupt. After it has sent a frame, one that
+ * comes without packets may be of the tap's transmit queue, which may share it with the receive queue. */
+static __always_inline void thread_of_vmm_signals(struct clock *c, struct kvm *kvm, u64 interrupt)
+{
+	if (c->taking.ifindex)
+		vmm_signals(c, kvm, interrupt);
+	else if (!c->sends)
+		is_of_others(READ(kvm, userspace_pid), interrupt, true);
+}
+
 SEC("fentry/kvm_send_userspace_msi")
 int BPF_PROG(on_vmm_msi, struct kvm *kvm, struct kvm_msi *msi)
 {
 	struct clock *c = clock_of(current_tid());
 
-	if (c && c->taking.ifindex)
-		vmm_signals(c, kvm,
-			    message_id(READ(msi, address_lo), READ(msi, address_hi), READ(msi, data)));
+	if (c && c->reads)
+		thread_of_vmm_signals(
+		    c, kvm, message_id(READ(msi, address_lo), READ(msi, address_hi), READ(msi, data)));
 	return 0;
 }
 
