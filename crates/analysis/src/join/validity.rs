@@ -32,6 +32,7 @@ impl Exclusion {
             | Reason::NotSignalled
             | Reason::NoInterrupt
             | Reason::NotEntered
+            | Reason::PolledElsewhere
             | Reason::NoAnswer
             | Reason::NotForwarded
             | Reason::NotHandedOver
