@@ -295,7 +295,14 @@ static __always_inline bool read_others(const unsigned char *l2, const unsigned 
 /* Reads the headers; counts a packet that has not even that of Ethernet. */
 static __always_inline bool read_headers(const unsigned char *l2, const unsigned char *end, union headers *h)
 {
-	return read_ethernet(l2, end, h) && read_others(l2, end, h);
+	if (settings.loads)
+		return read_ethernet(l2, end, h) && read_others(l2, end, h);
+	/* with one call */
+	__builtin_memset(&h->eth, 0, HEADERS_READ);
+	if (l2 + ETH_HLEN <= end && !bpf_probe_read_kernel(&h->eth, at_most(end - l2, HEADERS_READ), l2))
+		return true;
+	count(COUNT_UNIDENTIFIED);
+	return false;
 }
 
 /*
@@ -313,6 +320,8 @@ static __always_inline bool add_payload(struct sums *s, const unsigned char *at,
 		last = n % 8 ? load_64(at + n - 8) >> (64 - n % 8 * 8) : 0;
 	} else {
 		__builtin_memset(room, 0, PAYLOAD_HASHED);
+		/* bounded here: Linux 6.1 forgets a bound when the number is put on the stack */
+		n = at_most(n, PAYLOAD_HASHED);
 		if (n && bpf_probe_read_kernel(room, n, at))
 			return false;
 	}

@@ -52,18 +52,21 @@ static __always_inline bool parse(const unsigned char *l2, const unsigned char *
 	const bool to_guest = flags & TO_GUEST;
 	union headers h;
 
-	if (!read_ethernet(l2, end, &h))
-		return false;
-	/* most packets of a host are no traced guest's: of those only the addresses are read */
-	if (!(flags & AT_TAP) && followed.by_mac) {
+	if (flags & AT_TAP || !followed.by_mac) {
+		if (!read_headers(l2, end, &h))
+			return false;
+	} else {
+		/* most packets of a host are no traced guest's: of those only the addresses are read */
+		if (!read_ethernet(l2, end, &h))
+			return false;
 		/* towards a guest if it is the destination, from one if only the source is */
 		if (to_guest ? !is_guest_mac(h.eth.dst) : !is_guest_mac(h.eth.src) || is_guest_mac(h.eth.dst))
 			return false;
 		if (to_guest)
 			p->received = bpf_ktime_get_ns();
+		if (!read_others(l2, end, &h))
+			return false;
 	}
-	if (!read_others(l2, end, &h))
-		return false;
 	return identify(&h, l2, end, to_guest, flags & KEYED, settings.secret, p);
 }
 
