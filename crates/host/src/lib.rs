@@ -41,6 +41,7 @@ mod net;
 mod nic_counters;
 mod numa;
 mod observe;
+mod passthrough;
 pub mod priority;
 pub mod privilege;
 pub mod requirement;
