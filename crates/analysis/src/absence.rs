@@ -82,12 +82,6 @@ fn advice(reason: Reason, report: &Report, outbound: u64) -> String {
              and vCPUs CPUs of their own, or trace fewer VMs."
                 .into()
         }
-        Reason::PolledElsewhere => {
-            "Guests received packets in threads, or polled for them, on vCPUs that their NICs do not interrupt: have the NIC's interrupt \
-             sent to the vCPU where the guest receives (/proc/irq/N/smp_affinity in the guest), or switch its threaded NAPI or busy polling \
-             off."
-                .into()
-        }
         Reason::Evicted | Reason::TooManyTaps => "More packets were on the path at once than teiji follows: narrow --flow.".into(),
         Reason::OutOfOrder => {
             "Guests took packets before their interrupt was delivered, because they look into their ring once more after they have \

@@ -171,52 +171,6 @@ fn when_a_guest_received_packets_of_a_stalled_worker_is_not_known() {
     assert_eq!(h.run().reason(), (Outcome::Unanswered, Reason::EventsLost));
 }
 
-/// The guest wants no interrupt for the second request, while the vCPU that took that of the first has halted.
-#[test]
-fn a_guest_that_polls_on_another_vcpu_is_not_taken_for_one_that_wakes_up() {
-    let second = |state: ThreadState, change: &dyn Fn(&mut History)| {
-        let mut h = History::default();
-        for (i, t) in [(1u64, 0u64), (2, 500_000)] {
-            h.request(t, i, m(i, Role::Request)).response(t + 100_000, 10 + i, m(i, Role::Final));
-        }
-        let at = h.0.iter().rposition(|e| matches!(e.kind, EventKind::Interrupt(_))).unwrap();
-        let (suppressed, entry) = h.0[at..].split_at_mut(1);
-        let EventKind::Interrupt(i) = &mut suppressed[0].kind else { panic!() };
-        (i.delivery, i.state, i.vector) = (Delivery::Suppressed, Some(state), 0);
-        let EventKind::GuestEntry(e) = &mut entry[0].kind else { panic!() };
-        e.vector = 0;
-        change(&mut h);
-        h.run()
-    };
-    let unchanged = |_: &mut History| {};
-    for state in [ThreadState::Asleep, ThreadState::Poll] {
-        let elsewhere = second(state, &unchanged);
-        assert_eq!(elsewhere.reason(), (Outcome::Incomplete, Reason::PolledElsewhere), "{state:?}");
-        assert_eq!(elsewhere.counts(), [2, 1, 1, 0, 0]);
-    }
-    // One that runs polls.
-    assert_eq!(second(ThreadState::Run, &unchanged).counts(), [2, 2, 0, 0, 0]);
-    // It has not entered yet with an interrupt that it got for other packets.
-    let interrupted = |h: &mut History| {
-        h.interrupt(510_000, 505_000, Delivery::Accepted);
-        h.0.sort_by_key(|e| e.ts);
-    };
-    assert_eq!(second(ThreadState::Asleep, &interrupted).counts(), [2, 2, 0, 0, 0]);
-    // It may have got one: nothing was seen of it.
-    let unseen = |h: &mut History| {
-        h.at(
-            510_000,
-            EventKind::Interrupt(Interrupt {
-                delivery: Delivery::Unknown,
-                state: None,
-                ..interrupt(505_000)
-            }),
-        );
-        h.0.sort_by_key(|e| e.ts);
-    };
-    assert_eq!(second(ThreadState::Asleep, &unseen).counts(), [2, 2, 0, 0, 0]);
-}
-
 #[test]
 fn what_is_usual_and_missing_is_said_so() {
     let mut h = History::default();

@@ -87,9 +87,6 @@ reasons! {
     NoInterrupt, "no_interrupt", Teiji, "signalled to the guest, but no vCPU was seen to accept the interrupt";
     /// The worker was stalled while it handed the packet to a guest that polls, or the kernel skipped a run of a probe of the signal.
     ArrivalUnknown, "arrival_unknown", Teiji, "when the guest received it is not known: the vhost worker was stalled while it handed it over, or the kernel skipped a probe";
-    /// The guest wants no interrupt for its packet, so it polls; and not on the vCPU that takes the queue's interrupts, as that has
-    /// halted.
-    PolledElsewhere, "polled_elsewhere", Teiji, "when the guest received it is not known: it polled for packets on another vCPU than the one that its NIC interrupts";
     /// The interrupt was accepted, but the vCPU was not seen to enter the guest with it.
     NotEntered, "not_entered", Host, "its interrupt was accepted, but the vCPU was not seen to enter the guest with it";
     /// The packet reached the guest, but no response came.
@@ -146,10 +143,6 @@ impl Reason {
             Reason::ArrivalUnknown => {
                 "when the guest received its answer is not known: the vhost worker was stalled while it handed it over, or \
                  the kernel skipped a probe"
-            }
-            Reason::PolledElsewhere => {
-                "when the guest received its answer is not known: it polled for packets on another vCPU than the one that its NIC \
-                 interrupts"
             }
             Reason::NotEntered => {
                 "the interrupt of its answer was accepted, but the vCPU was not seen to enter the guest with it"

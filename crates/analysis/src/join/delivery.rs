@@ -7,7 +7,6 @@
 //!                         │ its worker slept: the signal was lost ─► done, with a hole
 //!                         │ its signal came too late to be used ───► done, with a hole
 //!                         │ Unknown ───────────────────────────────► done, with a hole
-//!                         │ Suppressed, and the vCPU has halted ───► done, with a hole
 //!                         │ Dropped by its reader: vhost discarded it ► done, with a hole
 //! ```
 //!
@@ -16,9 +15,6 @@
 //! A signal covers the packets that its worker took off the tap before it began to signal. A worker does not sleep
 //! before it has signalled; if its clock shows that it slept while it held packets, the event of their signal was
 //! lost. A guest entry covers the interrupts of its vector that were accepted up to [`GuestEntry::upto`].
-//!
-//! A guest that wants no interrupt for a packet polls, or has got one that its vCPU has not taken yet. A vCPU that has halted, and
-//! has not got one, does not poll: another one does (threaded NAPI, busy polling), and none of its entries is the packet's.
 
 use super::arrival::Arrival;
 use super::request::{CopyId, RequestTable};
@@ -101,14 +97,6 @@ struct Awaited {
     packet: EntryId,
 }
 
-/// The last interrupt that a vCPU accepted from a worker.
-#[derive(Clone)]
-struct Accepted {
-    vcpu: u64,
-    vector: u8,
-    at: u64,
-}
-
 /// See the module.
 #[derive(Clone)]
 pub(super) struct Delivery {
@@ -117,10 +105,6 @@ pub(super) struct Delivery {
     taken: Map<u64, Vec<EntryId>>,
     /// Packets whose interrupt was accepted and whose guest entry has not come yet, by VM and vCPU.
     awaited: Map<u64, Vec<Awaited>>,
-    /// By worker and tap; of workers whose last signal was fully seen. Whether or not its packets are followed.
-    accepted: Map<u64, Accepted>,
-    /// Until when the interrupts of a vCPU's vector are covered by its entries.
-    covered: Map<(u64, u8), u64>,
 }
 
 fn pair(a: u32, b: u32) -> u64 {
@@ -133,8 +117,6 @@ impl Delivery {
             packets: ExpiringSlab::new(MAX_PACKETS),
             taken: Map::with_hasher(hasher),
             awaited: Map::with_hasher(hasher),
-            accepted: Map::with_hasher(hasher),
-            covered: Map::with_hasher(hasher),
         }
     }
 
@@ -281,34 +263,7 @@ impl Delivery {
         self.taken.get(&pair(i.tid, i.ifindex)).is_some_and(|ids| !ids.is_empty())
     }
 
-    /// Notes an interrupt that a vCPU accepted. Returns whether the packets of this signal are received by other means than the
-    /// interrupts of `i.vcpu`: see the module.
-    fn polled_elsewhere(&mut self, now: u64, i: &Interrupt) -> bool {
-        let (vcpu, worker) = (pair(i.vm, i.vcpu), pair(i.tid, i.ifindex));
-        match i.delivery {
-            Became::Accepted => {
-                if self.accepted.len() < MAX_THREADS || self.accepted.contains_key(&worker) {
-                    self.accepted.insert(worker, Accepted { vcpu, vector: i.vector, at: now });
-                }
-                false
-            }
-            Became::Unknown => {
-                self.accepted.remove(&worker);
-                false
-            }
-            Became::Suppressed if matches!(i.state, Some(ThreadState::Asleep | ThreadState::Poll)) => {
-                let taken = |last: &Accepted| {
-                    let covered = self.covered.get(&(last.vcpu, last.vector));
-                    last.vcpu == vcpu && covered.is_some_and(|upto| *upto >= last.at)
-                };
-                self.accepted.get(&worker).is_some_and(taken)
-            }
-            Became::Suppressed | Became::Posted => false,
-        }
-    }
-
     pub(super) fn interrupt(&mut self, now: u64, i: &Interrupt, c: &mut Common, requests: &mut RequestTable) {
-        let elsewhere = self.polled_elsewhere(now, i);
         let Some(ids) = self.taken.get_mut(&pair(i.tid, i.ifindex)) else { return };
         let in_guest = i.delivery == Became::Posted
             || i.delivery == Became::Suppressed && i.state == Some(ThreadState::Guest);
@@ -332,8 +287,6 @@ impl Delivery {
                 Some(c.without_interrupt(i))
             } else if i.signalled > now {
                 Some(Reason::OutOfOrder)
-            } else if elsewhere && c.vcpus[packet.vm as usize] > 1 {
-                Some(Reason::PolledElsewhere)
             } else {
                 (!has_room).then_some(Reason::Evicted)
             };
@@ -379,12 +332,7 @@ impl Delivery {
         c: &mut Common,
         requests: &mut RequestTable,
     ) {
-        let vcpu = pair(e.vm, e.vcpu);
-        if self.covered.len() >= MAX_THREADS {
-            self.covered.clear(); // Until their next entries, vCPUs count as interrupted.
-        }
-        self.covered.insert((vcpu, e.vector), e.upto);
-        let Some(list) = self.awaited.get_mut(&vcpu) else { return };
+        let Some(list) = self.awaited.get_mut(&pair(e.vm, e.vcpu)) else { return };
         let (packets, mut arrival) = (&mut self.packets, Arrival::default());
         list.retain(|a| {
             if a.vector != e.vector || a.accepted > e.upto {

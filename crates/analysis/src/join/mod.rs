@@ -144,8 +144,6 @@ pub(crate) struct Common {
     /// The taps that are there.
     by_ifindex: Map<u32, u32>,
     pids: Vec<u32>,
-    /// How many vCPUs each VM has.
-    vcpus: Vec<usize>,
     pub(crate) threads: Threads,
     lost: LostWindows,
     pub(crate) drop_sites: DropSites,
@@ -166,9 +164,8 @@ impl Common {
         self.by_ifindex.get(&ifindex).map(|i| *i as usize)
     }
 
-    /// A VM has these vCPUs and taps from now on, and no others.
-    fn set_vm(&mut self, vm: u32, v: &Vm) {
-        self.vcpus[vm as usize] = v.vcpus.len();
+    /// A VM has these taps from now on, and no others.
+    fn set_taps(&mut self, vm: u32, v: &Vm) {
         let taps = &self.taps;
         let stays = |ifindex: &u32| v.nics.iter().any(|nic| nic.ifindex == *ifindex);
         self.by_ifindex.retain(|ifindex, tap| taps[*tap as usize].vm != vm || stays(ifindex));
@@ -232,7 +229,6 @@ impl Joiner {
             taps: Vec::new(),
             by_ifindex: Map::with_hasher(hasher),
             pids: Vec::new(),
-            vcpus: Vec::new(),
             threads: Threads::new(hasher),
             lost: LostWindows::default(),
             drop_sites: DropSites::new(hasher),
@@ -268,14 +264,13 @@ impl Joiner {
     pub(crate) fn add_vm(&mut self, v: &Vm) {
         let vm = self.common.pids.len() as u32;
         self.common.pids.push(v.pid);
-        self.common.vcpus.push(0);
         self.common.vm_stats.push(VmStats::new(self.hasher, self.common.started, self.common.chosen));
-        self.common.set_vm(vm, v);
+        self.common.set_taps(vm, v);
     }
 
-    /// The VM with this index of `Meta::vms` has other vCPUs or taps from now on.
+    /// The VM with this index of `Meta::vms` has other taps from now on.
     pub(crate) fn set_vm(&mut self, vm: usize, v: &Vm) {
-        self.common.set_vm(vm as u32, v);
+        self.common.set_taps(vm as u32, v);
     }
 
     /// Keeps the statistics of a VM that has ended in little memory.

@@ -32,7 +32,6 @@ impl Exclusion {
             | Reason::NotSignalled
             | Reason::NoInterrupt
             | Reason::NotEntered
-            | Reason::PolledElsewhere
             | Reason::NoAnswer
             | Reason::NotForwarded
             | Reason::NotHandedOver

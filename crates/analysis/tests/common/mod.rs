@@ -4,7 +4,7 @@
 use teiji_analysis::{Analyzer, Losses, Options};
 use teiji_model::event::*;
 use teiji_model::flow::{Matching, Watch};
-use teiji_model::host::{DataPlane, Nic, Vcpu, Vm};
+use teiji_model::host::{DataPlane, Nic, Vm};
 use teiji_model::report::{Counters, Joined, LeftOut, Meta, Outcome, Reason, Report, RequestCounts};
 use teiji_model::stage::{Split, Stage, ThreadState};
 use teiji_model::stream::StreamId;
@@ -18,21 +18,14 @@ pub const VLAN: u32 = 10;
 pub const VM: u32 = 70;
 pub const VM2: u32 = 71;
 pub const WORKER: u32 = 900;
-/// The thread of the first vCPU of each VM.
-pub const VCPU: u32 = 800;
 /// When histories begin, ns.
 pub const T: u64 = 1_000_000_000;
-
-fn vcpu(index: u16) -> Vcpu {
-    let tid = VCPU + u32::from(index);
-    Vcpu { index, kvm_id: Some(index.into()), tid, cpus: String::new(), last_cpu: 0 }
-}
 
 pub fn vm(pid: u32, ifindex: u32) -> Vm {
     Vm {
         name: format!("vm{pid}"),
         pid,
-        vcpus: (0..2).map(vcpu).collect(),
+        vcpus: vec![],
         workers: vec![],
         nics: vec![Nic {
             tap: format!("tap{ifindex}"),

@@ -20,7 +20,7 @@ impl RequestTable {
             (_, true) if known.drop > 0 => (Outcome::Incomplete, known),
             (_, true) => {
                 // The guest did receive it, at whatever time.
-                let arrived = matches!(known.reason, Reason::ArrivalUnknown | Reason::PolledElsewhere);
+                let arrived = known.reason == Reason::ArrivalUnknown;
                 let known = if arrived { Reason::NoAnswer.into() } else { known };
                 (
                     Outcome::Unanswered,
