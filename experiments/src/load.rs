@@ -69,17 +69,9 @@ pub fn placed(name: &str) -> GuestSpec {
 /// # Errors
 /// If the server does not answer.
 pub fn echo_server(host: &LabHost, guest: &Guest<'_>) -> Result<Child> {
-    echo_server_on(host, guest, ECHO_PORT)
-}
-
-/// The same, on another port.
-///
-/// # Errors
-/// If the server does not answer.
-pub fn echo_server_on(host: &LabHost, guest: &Guest<'_>, port: u16) -> Result<Child> {
-    let server = guest.spawn(&format!("exec teiji-lab udp-echo --port {port}"))?;
+    let server = guest.spawn(&format!("exec teiji-lab udp-echo --port {ECHO_PORT}"))?;
     server.wait_for("serving", START)?;
-    echo_on(host, guest, port, 50.0, 50)?;
+    echo(host, guest, 50.0, 50)?;
     Ok(server)
 }
 
@@ -90,12 +82,8 @@ pub fn in_time() -> Duration {
 
 /// The command line of an echo client.
 pub fn echo_command(guest: &Guest<'_>, rate: f64, count: u64) -> String {
-    echo_command_on(guest, ECHO_PORT, rate, count)
-}
-
-fn echo_command_on(guest: &Guest<'_>, port: u16, rate: f64, count: u64) -> String {
     format!(
-        "ip netns exec peer taskset -c {CALLER_CPU} teiji-lab udp-load --to {}:{port} --rate {rate} --count {count} \
+        "ip netns exec peer taskset -c {CALLER_CPU} teiji-lab udp-load --to {}:{ECHO_PORT} --rate {rate} --count {count} \
          --linger {LINGER_S} --in-time {} --json",
         guest.ip(),
         in_time().as_secs_f64()
@@ -107,15 +95,7 @@ fn echo_command_on(guest: &Guest<'_>, port: u16, rate: f64, count: u64) -> Strin
 /// # Errors
 /// If the load cannot be run.
 pub fn echo(host: &LabHost, guest: &Guest<'_>, rate: f64, count: u64) -> Result<Figures> {
-    echo_on(host, guest, ECHO_PORT, rate, count)
-}
-
-/// The same, to another port.
-///
-/// # Errors
-/// If the load cannot be run.
-pub fn echo_on(host: &LabHost, guest: &Guest<'_>, port: u16, rate: f64, count: u64) -> Result<Figures> {
-    figures(&host.run(&echo_command_on(guest, port, rate, count))?.ok()?)
+    figures(&host.run(&echo_command(guest, rate, count))?.ok()?)
 }
 
 /// Parses the output of an echo client.

@@ -306,9 +306,8 @@ static __always_inline bool read_headers(const unsigned char *l2, const unsigned
 }
 
 /*
- * Adds the first n bytes of a payload, which begins at `at`, to a hash; at most PAYLOAD_HASHED. What is left
- * of its last pair of words is 0. Before it is the header of UDP. `room` is used if the payload cannot be
- * loaded.
+ * Adds the first n bytes of a payload, which begins at `at`, to a hash; at most PAYLOAD_HASHED, and what is
+ * missing of these is 0. Before the payload is the header of UDP. `room` is used if it cannot be loaded.
  */
 static __always_inline bool add_payload(struct sums *s, const unsigned char *at, u64 n, u32 *room)
 {
@@ -329,10 +328,8 @@ static __always_inline bool add_payload(struct sums *s, const unsigned char *at,
 	for (i = 0; i < PAYLOAD_HASHED; i += 8) {
 		u64 pair;
 
-		if (i >= n)
-			break;
 		if (settings.loads)
-			pair = i + 8 <= n ? load_64(at + i) : last;
+			pair = i + 8 <= n ? load_64(at + i) : i < n ? last : 0;
 		else
 			pair = (u64)room[i / 4 + 1] << 32 | room[i / 4];
 		add_pair(s, OFFSET_BODY + i / 4, pair, pair >> 32);

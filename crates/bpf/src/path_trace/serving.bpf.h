@@ -40,6 +40,9 @@ static __always_inline bool learn(struct learnt *l, u64 seen)
 	return true;
 }
 
+/* How far the count of interrupts that come alone goes, either way. */
+#define MOST_ALONE 4
+
 /* A VMM's thread sends an interrupt, `alone`: while it holds no packets off a tap; else as the first after it
  * took some. Returns whether it is another device's. */
 static __always_inline bool is_of_others(u32 vm, u64 id, bool alone)
@@ -51,8 +54,10 @@ static __always_inline bool is_of_others(u32 vm, u64 id, bool alone)
 		bpf_map_update_elem(&sent_alone, &key, &first, BPF_NOEXIST);
 		return alone;
 	}
-	/* one thread serves a device, so nobody else writes here */
-	*known += first;
+	/* Guests move interrupts, and a number that is free then is another device's: what is long ago counts
+	 * for little. One thread serves a device, so nobody else writes here. */
+	if (alone ? *known < MOST_ALONE : *known > -MOST_ALONE)
+		*known += first;
 	return *known > 0;
 }
 

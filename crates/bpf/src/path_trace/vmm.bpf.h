@@ -159,7 +159,10 @@ static __always_inline void vmm_signals(struct clock *c, struct kvm *kvm, u64 in
 			return;
 	}
 	c->signal.vm = READ(kvm, userspace_pid);
-	if (is_of_others(c->signal.vm, interrupt, false) || !learn(&s->interrupt, interrupt))
+	/* the queue's own may follow */
+	if (is_of_others(c->signal.vm, interrupt, false))
+		return;
+	if (!learn(&s->interrupt, interrupt))
 		return give_up_taken(c, now, c->signal.vm);
 	/* only of the queue's own: another device's may come at any time */
 	if (c->reads == READS_NOTHING)
@@ -216,8 +219,14 @@ int BPF_PROG(on_vmm_write, struct kiocb *iocb)
 	struct clock *c;
 	u64 now, rung;
 
-	if (!queue_of_file(iocb, &q) || !(settings.directions & DIR_OUT))
+	if (!queue_of_file(iocb, &q))
 		return 0;
+	if (!(settings.directions & DIR_OUT)) {
+		c = clock_of(current_tid());
+		if (c)
+			c->sends = 1;
+		return 0;
+	}
 	now = bpf_ktime_get_ns();
 	c = worker_clock(now);
 	if (!c || c->actor != ACTOR_WORKER)
