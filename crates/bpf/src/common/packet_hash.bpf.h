@@ -307,33 +307,30 @@ static __always_inline bool read_headers(const unsigned char *l2, const unsigned
 
 /*
  * Adds the first n bytes of a payload, which begins at `at`, to a hash; at most PAYLOAD_HASHED, and what is
- * missing of these is 0. Before the payload is the header of UDP. `room` is used if it cannot be loaded.
+ * missing of these is 0. `room` is used if they are fewer, or cannot be loaded: loads of a part would have
+ * the verifier follow the program for each length.
  */
 static __always_inline bool add_payload(struct sums *s, const unsigned char *at, u64 n, u32 *room)
 {
-	u64 last;
 	int i;
 
-	if (settings.loads) {
-		/* nothing beyond the payload is read: it may be the end of mapped memory */
-		last = n % 8 ? load_64(at + n - 8) >> (64 - n % 8 * 8) : 0;
-	} else {
-		__builtin_memset(room, 0, PAYLOAD_HASHED);
-		/* bounded here: Linux 6.1 forgets a bound when the number is put on the stack */
-		n = at_most(n, PAYLOAD_HASHED);
-		if (n && bpf_probe_read_kernel(room, n, at))
-			return false;
-	}
+	if (settings.loads && n == PAYLOAD_HASHED) {
 #pragma unroll
-	for (i = 0; i < PAYLOAD_HASHED; i += 8) {
-		u64 pair;
+		for (i = 0; i < PAYLOAD_HASHED; i += 8) {
+			u64 pair = load_64(at + i);
 
-		if (settings.loads)
-			pair = i + 8 <= n ? load_64(at + i) : i < n ? last : 0;
-		else
-			pair = (u64)room[i / 4 + 1] << 32 | room[i / 4];
-		add_pair(s, OFFSET_BODY + i / 4, pair, pair >> 32);
+			add_pair(s, OFFSET_BODY + i / 4, pair, pair >> 32);
+		}
+		return true;
 	}
+	__builtin_memset(room, 0, PAYLOAD_HASHED);
+	/* bounded here: Linux 6.1 forgets a bound when the number is put on the stack */
+	n = at_most(n, PAYLOAD_HASHED);
+	if (n && bpf_probe_read_kernel(room, n, at))
+		return false;
+#pragma unroll
+	for (i = 0; i < PAYLOAD_HASHED; i += 8)
+		add_pair(s, OFFSET_BODY + i / 4, room[i / 4], room[i / 4 + 1]);
 	return true;
 }
 
