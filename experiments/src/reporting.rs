@@ -58,7 +58,9 @@ pub fn serve(guest: &Guest<'_>) -> Result<Child> {
 pub fn serve_tcp(guest: &Guest<'_>, token: &str) -> Result<Child> {
     let (file, address) = ("/run/teiji-token", guest.ip());
     let serve = format!("/run/teiji-guest serve --no-vsock --tcp {address}:{PORT} --token-file {file}");
-    let program = guest.spawn(&format!("(umask 077; echo {token} >{file}); exec {serve} 2>&1"))?;
+    // One that was killed just now may listen there still.
+    let free = format!("while ss -Hltn sport = {PORT} | grep -q .; do sleep 0.1; done");
+    let program = guest.spawn(&format!("{free}; (umask 077; echo {token} >{file}); exec {serve} 2>&1"))?;
     program.wait_for("waiting for the host on TCP", START)?;
     Ok(program)
 }
