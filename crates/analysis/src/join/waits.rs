@@ -11,17 +11,20 @@
 //! from one reading to the next, as the clock is read for other requests too. Whoever is named by the last reading would then be taken
 //! for all of the wait, however briefly it had the CPU. So a point in the wait is chosen by chance, and the reading that it belongs to
 //! tells. The point depends on the request alone, so a replay of a recording says the same.
+//!
+//! Where a wait begins no thread is named. If the thread waited already when the request came, the name is that of all of its wait until
+//! the reading, not only of the part in the request.
 
 use crate::hash::{Map, Seeded};
 use std::collections::VecDeque;
 use teiji_model::event::{EventKind, Packet, Point};
 use teiji_model::stage::{Split, ThreadState};
 
-/// Readings kept of a thread. Only those after which it had waited are: of a thread that gets its CPU 250 times a second, the last
-/// second.
+/// Readings kept of a thread. Only readings before which it had waited are kept. A wait is named when its request is complete; if its
+/// readings have been forgotten by then, nobody is named.
 const MAX_READINGS: usize = 256;
-/// Threads that are told apart. With all readings: 16 MB.
-const MAX_THREADS: usize = 4096;
+/// Threads that are told apart: as many as have a clock in the kernel (`MAX_CLOCKS` in `intf.h`). With all readings: 33 MB.
+const MAX_THREADS: usize = 8192;
 
 /// A thread that may wait for a CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -35,9 +38,17 @@ pub(super) enum Waiter {
 /// A reading that names a thread: how long its own one had waited until then, ns, and that thread's number.
 type Reading = (u64, u32);
 
+/// The readings of a thread.
+#[derive(Clone, Default)]
+struct Readings {
+    /// Until where they have been forgotten: how long the thread had waited then, ns.
+    forgotten: u64,
+    kept: VecDeque<Reading>,
+}
+
 /// See the module.
 #[derive(Clone)]
-pub(super) struct Waits(Map<Waiter, VecDeque<Reading>>);
+pub(super) struct Waits(Map<Waiter, Readings>);
 
 /// How long a thread has waited for a CPU, by its clock, ns.
 fn waited(clock: &Split) -> u64 {
@@ -76,14 +87,18 @@ impl Waits {
             self.0.clear();
         }
         let readings = self.0.entry(waiter).or_default();
-        match readings.back() {
+        match readings.kept.back() {
             Some((last, _)) if *last == until => return,
             // Its id is that of another thread now.
-            Some((last, _)) if *last > until => readings.clear(),
-            _ if readings.len() >= MAX_READINGS => drop(readings.pop_front()),
+            Some((last, _)) if *last > until => *readings = Readings::default(),
             _ => {}
         }
-        readings.push_back((until, preempted_by));
+        if readings.kept.len() >= MAX_READINGS
+            && let Some((until, _)) = readings.kept.pop_front()
+        {
+            readings.forgotten = until;
+        }
+        readings.kept.push_back((until, preempted_by));
     }
 
     /// The number of the thread that a wait between two readings of a clock was behind; 0 if that is not known. `chance` is any number
@@ -96,9 +111,11 @@ impl Waits {
         let mixed = (chance ^ chance >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         let point = from + ((u128::from(mixed ^ mixed >> 31) * u128::from(length)) >> 64) as u64;
-        // What was before the first one that is kept counts as that one's.
-        let at = readings.partition_point(|(until, _)| *until <= point);
-        readings.get(at).map_or(0, |(_, thread)| *thread)
+        if point < readings.forgotten {
+            return 0;
+        }
+        let at = readings.kept.partition_point(|(until, _)| *until <= point);
+        readings.kept.get(at).map_or(0, |(_, thread)| *thread)
     }
 }
 
@@ -149,10 +166,12 @@ mod tests {
     #[test]
     fn what_is_kept_is_bounded() {
         let mut waits = waits((1..=1000).map(|i| (i * 10, i as u32)));
-        assert_eq!(waits.0[&WORKER].len(), MAX_READINGS);
+        assert_eq!(waits.0[&WORKER].kept.len(), MAX_READINGS);
         assert_eq!(named(&waits, 9990, 10_000, 1000), 1000);
-        // What has been forgotten counts as the oldest that is kept.
-        assert_eq!(named(&waits, 0, 10, 1000 - MAX_READINGS as u32 + 1), 1000);
+        // Who was named by a reading that has been forgotten is not known.
+        let oldest = 1000 - MAX_READINGS as u64 + 1;
+        assert_eq!(named(&waits, 0, 10 * (oldest - 1), 0), 1000);
+        assert_eq!(named(&waits, 10 * (oldest - 1), 10 * oldest, oldest as u32), 1000);
         for tid in 0..2 * MAX_THREADS as u32 {
             waits.add(Waiter::Worker(tid), &clock(20_000), 6);
             assert!(waits.0.len() <= MAX_THREADS);

@@ -93,9 +93,9 @@ pub(super) fn fill_stages(
 
     let pid = c.pids[open.vm as usize];
     for (stage, ns) in Stage::ALL.into_iter().zip(ns) {
-        let readings = readings(stage, packet, open, pid);
-        let fitted = readings.and_then(|(_, from, to)| fit(to.checked_since(&from)?, ns));
-        c.splits_dropped += u64::from(readings.is_some() && fitted.is_none());
+        let both = readings(stage, packet, open, pid);
+        let fitted = both.and_then(|(_, from, to)| fit(to.checked_since(&from)?, ns));
+        c.splits_dropped += u64::from(both.is_some() && fitted.is_none());
         r.stages.push(StageTime { stage, ns, split: fitted });
     }
     r.preempted = return_waits(&mut r.stages);
