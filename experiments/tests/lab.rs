@@ -205,14 +205,15 @@ fn a_thread_that_runs_briefly_is_not_taken_for_all_of_a_wait() {
         let switches = Switches::start(&LAB, load::VCPU_CPU, guest.vcpu_tids()[0]).unwrap();
         let judged = blame::run(&LAB, guest, &blame::SITUATIONS[0], run, &SHORT).unwrap();
         let turns = switches.stop().unwrap();
-        is_fair(&judged, guest, &turns)
+        names_are_fair(&judged, guest, &turns)
     });
     assert!(tells, "too few waits ended with the thread that runs briefly");
     drop(ticks);
 }
 
-/// Whoever is named for a wait is named as the trace points say; returns whether the run could show that.
-fn is_fair(judged: &Judged, guest: &Guest<'_>, turns: &Turns) -> bool {
+/// Fails unless whoever is named for a wait is named as the trace points say. Returns whether the run could show that.
+fn names_are_fair(judged: &Judged, guest: &Guest<'_>, turns: &Turns) -> bool {
+    assert_eq!(judged.lost, 0);
     assert_ne!(judged.acceptance(), Acceptance::Wrong, "{}", judged.shown());
     let recording = judged.recording.as_deref().unwrap();
     let shares = preemptors::shares(recording, guest.pid(), turns, &judged.hogs).unwrap();
