@@ -97,9 +97,10 @@ pub fn inside(vm: &VmReport) -> Result<&Inside> {
 /// # Errors
 /// If the guest does not answer.
 pub fn place(guest: &Guest<'_>, pattern: &str, vcpus: &str) -> Result<()> {
+    // taskset fails if a thread of the process ends meanwhile. Threads made after that run where the one that makes them does.
     let command = format!(
         "for i in $(grep virtio.*-input /proc/interrupts | cut -d: -f1); do echo 0 >/proc/irq/$i/smp_affinity_list; done; \
-         for p in $(pgrep -f '{pattern}'); do taskset -acp {vcpus} $p; done"
+         for p in $(pgrep -f '{pattern}'); do until taskset -acp {vcpus} $p; do [ -d /proc/$p ] || exit 1; done; done"
     );
     guest.run(&command)?.ok()?;
     Ok(())
