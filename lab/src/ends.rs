@@ -15,6 +15,9 @@
 //! | not, but the lab host hangs: after its kernel reported a failure, such as a lockup or a stall | the lab host's |
 //! | not, but the lab host hangs without such a report | the emulator's |
 //!
+//! This is about lab hosts that have come up. One that ends before is booted again, whatever the reason: nothing of teiji has run
+//! in it yet.
+//!
 //! A triple fault needs a CPU that cannot enter its exception handlers; a BPF program cannot change what that takes.
 //!
 //! A kernel whose CPUs get their timer interrupts reports within half a minute that one of them is stuck, or that a task

@@ -156,8 +156,7 @@ impl LabHost {
     /// not set) lab hosts run on this machine.
     ///
     /// # Errors
-    /// If preparation fails, or the machine does not come up in three boots, or ends by itself in one of them; the error
-    /// has the last lines of its console.
+    /// If preparation fails, or the machine does not come up in three boots; the error has the last lines of its console.
     pub fn boot(spec: &Spec) -> Result<LabHost> {
         let prepared = rootfs::prepare()?;
         let agent = agent_program()?;
@@ -186,9 +185,10 @@ impl LabHost {
         let mut boots = 1;
         let (machine, pool, version) = loop {
             let machine = Machine::start(spec, accel, &prepared, &folder)?;
-            let pool = LabHost::wait_up(&machine)?;
-            match pool.ping(BOOT_LIMIT) {
-                Ok((version, again)) => {
+            let up = LabHost::wait_up(&machine)
+                .and_then(|pool| pool.ping(BOOT_LIMIT).map(|answered| (pool, answered)));
+            match up {
+                Ok((pool, (version, again))) => {
                     if again > 0 {
                         step.say(&format!(
                             "{again} of {PORTS} ports did not answer and were connected again"
@@ -201,8 +201,8 @@ impl LabHost {
                     // Its ports close before its process can be waited for.
                     emulator.wait(EXIT_LIMIT);
                     let (end, how) = (emulator.end(), emulator.how_it_ended());
-                    // A lab host that resets itself at boot may do so because of its kernel.
-                    if boots == BOOTS || matches!(end, Some(End::LabHost(_))) {
+                    // Nothing of teiji has run in it yet, so its end is no result.
+                    if boots == BOOTS {
                         return Err(Error::LabHost(format!("did not come up ({e}); {how}")));
                     }
                     // Emulated CPUs were seen to lose a timer and hang on a loaded machine.
@@ -238,7 +238,8 @@ impl LabHost {
             }
             thread::sleep(Duration::from_millis(20));
         }
-        Err(Error::LabHost(format!("could not be started: {}", emulator.how_it_ended())))
+        // The caller says how the emulator has ended.
+        Err(Error::LabHost("could not be started".into()))
     }
 
     /// Runs `sh` with bash in `/root`, with the limit [`DEFAULT_LIMIT`].
