@@ -7,7 +7,7 @@
 
 use std::{
     fs::File,
-    io::{BufWriter, Write},
+    io::{self, BufWriter, Write},
     os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
     path::Path,
     sync::atomic::{AtomicBool, AtomicU32, Ordering, fence},
@@ -25,6 +25,8 @@ const BLOCKS: usize = 32;
 /// How long a packet stays in a block that is not full, at most, ms. It is long, so that the capture seldom takes a CPU
 /// away from what it measures.
 const RETIRE_MS: u32 = 500;
+/// How long it may take at the end until the kernel has handed over the last block. An emulated CPU may stand still meanwhile.
+const HAND_OVER_LIMIT: Duration = Duration::from_secs(60);
 
 /// The result of a capture.
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -46,7 +48,8 @@ extern "C" fn stop(_: i32) {
 /// Captures the first `snap` bytes of every packet of `interface` to `file`, for `length` or until SIGINT or SIGTERM.
 ///
 /// # Errors
-/// Without CAP_NET_RAW, if there is no such interface, or if the file cannot be written.
+/// Without CAP_NET_RAW, if there is no such interface, if the file cannot be written, or if the kernel does not hand over all
+/// packets.
 pub fn run(interface: &str, file: &Path, snap: u32, length: Option<Duration>) -> Result<Counts> {
     for signal in [nix::sys::signal::SIGINT, nix::sys::signal::SIGTERM] {
         // SAFETY: the handler only stores to an atomic.
@@ -62,25 +65,37 @@ pub fn run(interface: &str, file: &Path, snap: u32, length: Option<Duration>) ->
     let end = length.map(|l| Instant::now() + l);
     let mut packets = 0;
     let mut next = 0;
-    let mut last_round = false;
-    loop {
+    // What the kernel had counted when the capture had to end, and when that was.
+    let mut at_end: Option<(Statistics, Instant)> = None;
+    let statistics = || ring.statistics().doing(|| "ask for the kernel's counts of packets".into());
+    let mut dropped = loop {
         while let Some(block) = ring.ready(next) {
             packets += ring.write(block, snap as usize, &mut out).doing(write)?;
             ring.give_back(block);
             next = (next + 1) % BLOCKS;
         }
-        if last_round {
-            break;
+        if let Some((counted, since)) = &at_end {
+            if packets >= counted.put {
+                break counted.dropped;
+            }
+            if since.elapsed() >= HAND_OVER_LIMIT {
+                let why = format!(
+                    "the kernel has not handed over {} of {} packets within {HAND_OVER_LIMIT:?}",
+                    counted.put - packets,
+                    counted.put
+                );
+                return Err(io::Error::new(io::ErrorKind::TimedOut, why))
+                    .doing(|| format!("complete the capture on {interface}"));
+            }
+        } else if STOP.load(Ordering::Relaxed) || end.is_some_and(|e| Instant::now() >= e) {
+            // The last of them are in a block that the kernel hands over when it retires it.
+            at_end = Some((statistics()?, Instant::now()));
+            continue;
         }
         ring.wait(RETIRE_MS);
-        if STOP.load(Ordering::Relaxed) || end.is_some_and(|e| Instant::now() >= e) {
-            // The current block is handed over when the kernel retires it.
-            std::thread::sleep(Duration::from_millis(3 * u64::from(RETIRE_MS)));
-            last_round = true;
-        }
-    }
+    };
     out.flush().doing(write)?;
-    let dropped = ring.dropped().doing(|| "ask for the kernel's drops".into())?;
+    dropped += statistics()?.dropped;
     Ok(Counts { packets, dropped, realtime_minus_monotonic_ns: clock_difference() })
 }
 
@@ -99,6 +114,15 @@ fn clock_difference() -> i64 {
         })
         .min()
         .map_or(0, |(_, d)| d)
+}
+
+/// What the kernel has done with the packets of a ring since it was asked last.
+#[derive(Clone, Copy)]
+struct Statistics {
+    /// Packets that it has put into the ring.
+    put: u64,
+    /// Packets that it has dropped for lack of room.
+    dropped: u64,
 }
 
 /// A mapped TPACKET_V3 ring; see the kernel's `Documentation/networking/packet_mmap.rst`.
@@ -152,7 +176,7 @@ impl Ring {
             return Err(nix::Error::last());
         }
         let ring = Ring { socket, map: map.cast() };
-        // Bound last: before this, packets of all interfaces would be captured.
+        // Bound last: before this the socket has no protocol, so no packet comes or is counted.
         let address = libc::sockaddr_ll {
             sll_family: libc::AF_PACKET as u16,
             sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
@@ -234,7 +258,8 @@ impl Ring {
         let _ = poll(&mut fds, PollTimeout::from(ms.min(1000) as u16));
     }
 
-    fn dropped(&self) -> nix::Result<u64> {
+    /// The kernel begins to count anew each time.
+    fn statistics(&self) -> nix::Result<Statistics> {
         let mut stats = libc::tpacket_stats_v3 { tp_packets: 0, tp_drops: 0, tp_freeze_q_cnt: 0 };
         let mut size = size_of_val(&stats) as libc::socklen_t;
         // SAFETY: `stats` and `size` outlive the call, and `size` is the size of `stats`.
@@ -248,7 +273,9 @@ impl Ring {
             )
         };
         nix::Error::result(r)?;
-        Ok(u64::from(stats.tp_drops))
+        // The kernel adds those that it dropped to the packets.
+        let put = stats.tp_packets.wrapping_sub(stats.tp_drops);
+        Ok(Statistics { put: u64::from(put), dropped: u64::from(stats.tp_drops) })
     }
 }
 
