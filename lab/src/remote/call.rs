@@ -12,6 +12,9 @@ use crate::{
     proto::{self, FromAgent, RunRequest, ToAgent},
 };
 
+/// How long one attempt to reach the guest lasts: a guest that still boots does not answer.
+const ATTEMPT: Duration = Duration::from_secs(2);
+
 /// Runs `argv` in guest `cid`; tries to reach the guest for `wait`. Returns the exit code.
 ///
 /// # Errors
@@ -19,7 +22,7 @@ use crate::{
 pub fn call(cid: u32, argv: Vec<String>, wait: Duration) -> Result<i32> {
     let deadline = Instant::now() + wait;
     let mut stream = loop {
-        match dial(cid) {
+        match dial(cid, ATTEMPT) {
             Ok(s) => break s,
             Err(_) if Instant::now() < deadline => thread::sleep(Duration::from_millis(100)),
             Err(e) => return Err(e).doing(|| format!("reach the agent of guest {cid}")),

@@ -36,6 +36,9 @@ use crate::{
 /// In the kernel's command line: the agent has to see whether the CPUs run.
 pub(crate) const WITNESS: &str = "teiji.witness=1";
 
+/// The option of a vsock socket that limits `connect`, which otherwise fails after 2 s (linux/vm_sockets.h; libc lacks it).
+const SO_VM_SOCKETS_CONNECT_TIMEOUT: libc::c_int = 6;
+
 /// Serves the lab host's ports until the machine ends.
 ///
 /// # Errors
@@ -114,9 +117,22 @@ pub fn serve_vsock() -> Result<()> {
     }
 }
 
-/// Connects to the agent of the guest with context id `cid`.
-pub(crate) fn dial(cid: u32) -> io::Result<File> {
+/// Connects to the agent of the guest with context id `cid`, which has `patience` to answer.
+pub(crate) fn dial(cid: u32, patience: Duration) -> io::Result<File> {
     let s = socket(AddressFamily::Vsock, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    // The `timeval` of a 64-bit kernel.
+    let timeout = [patience.as_secs() as i64, i64::from(patience.subsec_micros())];
+    // SAFETY: `timeout` has the given size and outlives the call.
+    let r = unsafe {
+        libc::setsockopt(
+            std::os::fd::AsRawFd::as_raw_fd(&s),
+            libc::AF_VSOCK,
+            SO_VM_SOCKETS_CONNECT_TIMEOUT,
+            (&raw const timeout).cast(),
+            size_of_val(&timeout) as libc::socklen_t,
+        )
+    };
+    nix::Error::result(r)?;
     connect(std::os::fd::AsRawFd::as_raw_fd(&s), &VsockAddr::new(cid, proto::VSOCK_PORT))?;
     // SAFETY: the descriptor is owned by `s`, which gives it up here.
     Ok(unsafe { File::from_raw_fd(s.into_raw_fd()) })

@@ -3,16 +3,21 @@
 use std::{
     fs::File,
     io::{self, Read, Write},
+    time::Duration,
 };
 
 use super::{command::Failure, dial, readable, wait_readable, watch};
 use crate::proto::{self, FromAgent, RunRequest, ToAgent};
 
+/// How long the guest's agent may take to accept a connection: a vCPU may stand still for seconds. It is less than the lab waits
+/// for the end of a command that it has killed, so that the lab learns the reason.
+const CONNECT_LIMIT: Duration = Duration::from_secs(50);
+
 /// Runs `request` in guest `cid` for the caller behind `stream`.
 pub(super) fn run(stream: &mut File, cid: u32, request: RunRequest) -> Result<(), Failure> {
-    let mut guest = dial(cid).map_err(|e| Failure::Start(format!("cannot reach guest {cid}: {e}")))?;
-    proto::send(&mut guest, &ToAgent::Run(request))
-        .map_err(|e| Failure::Start(format!("cannot reach guest {cid}: {e}")))?;
+    let unreachable = |e| Failure::Start(format!("cannot reach guest {cid}: {e}"));
+    let mut guest = dial(cid, CONNECT_LIMIT).map_err(unreachable)?;
+    proto::send(&mut guest, &ToAgent::Run(request)).map_err(unreachable)?;
     let mut from_guest = Vec::new();
     let mut chunk = vec![0; proto::CHUNK];
     loop {
