@@ -203,16 +203,16 @@ struct Port {
 /// # Errors
 /// If a port cannot be used.
 pub fn receive(ports: &[u16], deadlines_us: &[u64], sinks: &[u16], idle: Duration) -> Result<Vec<Arrived>> {
-    listen(ports, deadlines_us, sinks, idle, || println!("receiving"))
+    listen(ports, deadlines_us, sinks, idle, |_| println!("receiving"))
 }
 
-/// Calls `ready` as soon as datagrams can come.
+/// Calls `ready` with the ports as soon as datagrams can come. Port 0 is replaced by a free one.
 fn listen(
     ports: &[u16],
     deadlines_us: &[u64],
     sinks: &[u16],
     idle: Duration,
-    ready: impl FnOnce(),
+    ready: impl FnOnce(&[u16]),
 ) -> Result<Vec<Arrived>> {
     super::stay_in_memory();
     let bind = |port: u16| UdpSocket::bind(("0.0.0.0", port)).doing(|| format!("receive on port {port}"));
@@ -222,27 +222,19 @@ fn listen(
         let deadline = deadlines_us.get(i).map_or(u64::MAX, |us| us * 1000);
         let doing = || format!("receive on port {port}");
         let socket = bind(*port)?;
+        let port = socket.local_addr().doing(doing)?.port();
         socket.set_nonblocking(true).doing(doing)?;
         setsockopt(&socket, sockopt::RcvBufForce, &BUFFER).map_err(io::Error::from).doing(doing)?;
         setsockopt(&socket, sockopt::ReceiveTimestampns, &true).map_err(io::Error::from).doing(doing)?;
         let times = Histogram::new_with_bounds(1, 3_600_000_000_000, 3)
             .map_err(|e| Error::Protocol(format!("cannot make a histogram: {e}")))?;
         let (late, reordered, max, read_max) = (0, 0, 0, 0);
-        open.push(Port {
-            socket,
-            port: *port,
-            deadline,
-            late,
-            times,
-            highest: None,
-            reordered,
-            max,
-            read_max,
-        });
+        open.push(Port { socket, port, deadline, late, times, highest: None, reordered, max, read_max });
     }
     // The kernel stamps with CLOCK_REALTIME, which nobody sets during the measurement.
     let offset = ns_of(ClockId::CLOCK_REALTIME).wrapping_sub(now_ns());
-    ready();
+    let bound: Vec<u16> = open.iter().map(|p| p.port).collect();
+    ready(&bound);
     let mut begun = false;
     loop {
         let mut polled: Vec<_> =
@@ -330,14 +322,11 @@ mod tests {
 
     #[test]
     fn what_is_sent_arrives_in_order_and_not_before_its_time() {
-        let probe = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let port = probe.local_addr().unwrap().port();
-        drop(probe);
         let (ready, waits) = std::sync::mpsc::channel();
         let receiver = std::thread::spawn(move || {
-            listen(&[port], &[0], &[], Duration::from_secs(5), move || ready.send(()).unwrap())
+            listen(&[0], &[0], &[], Duration::from_secs(5), move |ports| ready.send(ports[0]).unwrap())
         });
-        waits.recv().unwrap();
+        let port = waits.recv().unwrap();
         let flow = Flow {
             to: SocketAddrV4::new([127, 0, 0, 1].into(), port),
             rate: 8e5,
