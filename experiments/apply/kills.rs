@@ -186,7 +186,7 @@ pub fn run(test_host: &TestHost<'_>, kills: u32, seed: u64) -> Result<Kills> {
     Ok(Kills { seed, apply: count("apply"), rollback: count("rollback"), typical_s, rounds })
 }
 
-/// Kills a VM while a policy is applied to it, and in half of the rounds teiji too, until `rounds` applies were not
+/// Kills a VM while a policy is applied to it, and in about half of the rounds teiji too, until `rounds` applies were not
 /// committed.
 ///
 /// # Errors
