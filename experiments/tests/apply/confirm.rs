@@ -9,7 +9,7 @@ pub fn unconfirmed_it_undoes_itself() {
     assert_eq!(fixture.state(), State::Original);
 
     // A signal to end undoes the changes too.
-    let child = fixture.waiting(POLICY, "60s");
+    let child = fixture.waiting(POLICY, "600s");
     fixture.sh(&format!("kill -TERM {}", child.id().unwrap()));
     has(&printed(&child.wait().unwrap(), "apply", 1), &["interrupted", "undone"]);
     assert_eq!(fixture.state(), State::Original);
@@ -18,7 +18,7 @@ pub fn unconfirmed_it_undoes_itself() {
 
 pub fn confirmed_it_stays() {
     let fixture = fixture();
-    let child = fixture.waiting(POLICY, "60s");
+    let child = fixture.waiting(POLICY, "600s");
     assert_eq!(fixture.state(), State::Applied);
     has(&fixture.teiji("status", 0), &["waits for `teiji confirm`"]);
     has(&fixture.teiji("confirm", 0), &["the changes stay"]);

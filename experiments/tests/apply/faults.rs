@@ -44,7 +44,7 @@ pub fn a_vm_that_vanishes_is_missed() {
 
     // After everything was applied and teiji itself was killed: each thread of the VM is reported as gone, by name.
     let vm = fixture.test_host.stand_in().unwrap();
-    let child = fixture.waiting("/root/standin.toml", "60s");
+    let child = fixture.waiting("/root/standin.toml", "600s");
     fixture.sh(&format!("kill -9 {} {}", child.id().unwrap(), vm.id().unwrap()));
     child.wait().unwrap();
     vm.wait().unwrap();
