@@ -16,7 +16,7 @@
 //! whatever is preempted and for how long. So the time of each request by teiji has to be between its time inside and
 //! its time outside; that is checked without a tolerance for noise.
 
-use super::{Extent, is_few, lost, may_be_incomplete, only};
+use super::{Extent, is_few, lost, may_be_incomplete, only, served_by_vmm};
 use crate::load;
 use crate::numbers::{quantile, share};
 use crate::pcap::{self, Exchange, Pairing, Side};
@@ -144,8 +144,8 @@ pub struct Agreement {
     pub unattributed: f64,
     /// Events that teiji lost.
     pub lost: u64,
-    /// Requests that may be incomplete through no fault of teiji's: see [`may_be_incomplete`]; and those for a segment that was
-    /// missing, if the capture shows that as many came to the host after later ones.
+    /// Requests that may be incomplete through no fault of teiji's: see [`may_be_incomplete`] and [`served_by_vmm`]; and those for a
+    /// segment that was missing, if a capture shows that as many came to the host, or to the tap, after later ones.
     #[serde(rename = "spoilt")]
     pub excused: u64,
     /// Packets that the captures dropped.
@@ -277,6 +277,11 @@ pub fn run_under(
     let paired = |capture: &[u8], side| -> Result<pcap::Pairs> {
         Ok(pcap::pair(&pcap::packets(capture)?, guest.ip(), case.pairing, side))
     };
+    // A segment that others overtook before the uplink, or between there and the tap, where teiji sees their order.
+    let ahead = |capture: &[u8]| -> Result<u64> {
+        Ok(pcap::out_of_order(&pcap::packets(capture)?, guest.ip()).ahead)
+    };
+    let ahead = ahead(&captured)?.max(ahead(&inside)?);
     let mut found = paired(&captured, Side::Uplink)?;
     // Later responses are not taken for a request's.
     let matching = if case.pairing == Pairing::Sip { Matching::Sip } else { Matching::None };
@@ -296,7 +301,6 @@ pub fn run_under(
     let total: Vec<f64> = found.exchanges.iter().map(|e| e.total as f64 / 1e3).collect();
     let vm = only(&traced.report)?;
     let r = vm.requests;
-    let ahead = pcap::out_of_order(&pcap::packets(&captured)?, guest.ip()).ahead;
     let missing = vm.left_out.iter().filter(|l| l.reason == Reason::SegmentMissing).map(|l| l.count);
     let overtaken = ahead.min(missing.sum());
     let unattributed = vm.stages.iter().find(|s| s.stage == Stage::Unattributed);
@@ -319,7 +323,9 @@ pub fn run_under(
         sums_wrong: joined.iter().filter(|j| sum(j) != j.request.total).count(),
         unattributed: unattributed.map_or(0.0, |s| s.time_share),
         lost: lost(&traced.report),
-        excused: may_be_incomplete(&traced)? + overtaken,
+        excused: may_be_incomplete(&traced)?
+            + overtaken
+            + served_by_vmm::left_out(&traced.report, recording)?,
         capture_dropped: counts.dropped + drops_inside.dropped + drops_outside.dropped,
         repeated: found.repeated,
         retransmitted: r.retransmitted,

@@ -10,6 +10,7 @@ pub mod many_vms;
 pub mod out_of_order;
 pub mod outgoing;
 pub mod preemptors;
+pub mod served_by_vmm;
 pub mod stalled;
 pub mod table;
 
