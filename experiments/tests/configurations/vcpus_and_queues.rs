@@ -2,14 +2,16 @@
 
 use super::{LAB, guest};
 use teiji_experiments::load;
-use teiji_experiments::path::{accuracy, agrees, comparable, enough, excused, few, late, only};
+use teiji_experiments::path::{accuracy, agrees, comparable, enough, excused, few, late, only, unseen};
 use teiji_experiments::tracing::{Lab, Trace};
 use teiji_lab::{Guest, GuestSpec};
 use teiji_model::event::{EventKind, Point};
 use teiji_model::report::{Blame, LeftOut, Outcome, Reason};
 
-/// Requests for each vCPU.
+/// Requests of a load.
 const EACH: u64 = 60;
+/// The most loads for each vCPU.
+const ATTEMPTS: u32 = 10;
 
 /// Makes one vCPU handle all interrupts of the guest's receive queues, from the next interrupt on.
 fn receive_on(guest: &Guest<'_>, vcpu: u32) {
@@ -30,7 +32,7 @@ fn taken(guest: &Guest<'_>, vcpus: u32) -> Vec<u64> {
     all
 }
 
-/// Sends requests with the receive interrupt on each vCPU in turn, and compares the trace with a capture: all answered
+/// Sends requests with the receive interrupts on each vCPU in turn, and compares the trace with a capture: all answered
 /// requests are complete, attributed to the vCPU that handled them, and have the times of the capture.
 fn followed_on_each_vcpu(lab: &Lab, guest: &Guest<'_>, vcpus: u32) -> accuracy::Agreement {
     let make = || {
@@ -38,22 +40,24 @@ fn followed_on_each_vcpu(lab: &Lab, guest: &Guest<'_>, vcpus: u32) -> accuracy::
         let agreement = accuracy::run_under(lab, guest, &accuracy::CASES[0], || {
             for vcpu in 0..vcpus {
                 receive_on(guest, vcpu);
-                // The guest moves an interrupt only when the next one arrives.
                 let before = taken(guest, vcpus);
-                let mut answered = 0;
-                for _ in 0..10 {
-                    if taken(guest, vcpus)[vcpu as usize] > before[vcpu as usize] {
+                let (mut sent, mut answered) = (0, 0);
+                // The guest moves an interrupt only when the next one arrives. Each queue has one, and each load has a port
+                // of its own, which may choose a queue whose interrupt has not moved.
+                for attempt in 1..=ATTEMPTS {
+                    let then = taken(guest, vcpus);
+                    let figures = load::echo(&lab.host, guest, 50.0, EACH)?;
+                    (sent, answered) = (sent + figures.sent, answered + figures.received);
+                    let after = taken(guest, vcpus);
+                    let since = |then: &[u64]| after.iter().zip(then).map(|(a, b)| a - b).collect::<Vec<_>>();
+                    let of_load = since(&then);
+                    if of_load[vcpu as usize] >= EACH / 2 || attempt == ATTEMPTS {
+                        took.push(since(&before));
+                        moved.push(of_load);
                         break;
                     }
-                    answered += load::echo(&lab.host, guest, 50.0, 5)?.received;
                 }
-                let then = taken(guest, vcpus);
-                answered += load::echo(&lab.host, guest, 50.0, EACH)?.received;
-                received.push(answered);
-                let after = taken(guest, vcpus);
-                let since = |then: &[u64]| after.iter().zip(then).map(|(a, b)| a - b).collect::<Vec<_>>();
-                took.push(since(&before));
-                moved.push(since(&then));
+                received.push((answered, sent));
             }
             Ok(())
         })
@@ -70,17 +74,12 @@ fn followed_on_each_vcpu(lab: &Lab, guest: &Guest<'_>, vcpus: u32) -> accuracy::
     );
 
     agreement.check(0.999, 0).unwrap();
-    for (vcpu, (took, received)) in took.iter().zip(received).enumerate() {
+    for (vcpu, (took, (received, sent))) in took.iter().zip(received).enumerate() {
         let all: u64 = took.iter().sum();
         let others = all - took[vcpu];
-        enough(received, EACH).unwrap();
-        // Until the interrupt was moved, which may take some requests, others took them.
-        let after_that: u64 = moved[vcpu].iter().sum();
-        assert!(
-            2 * moved[vcpu][vcpu] > after_that,
-            "vCPU {vcpu} did not take the packets: {:?}",
-            moved[vcpu]
-        );
+        enough(received, sent).unwrap();
+        // Of the last load. Until the interrupt was moved, which may take some requests, others took them.
+        assert!(moved[vcpu][vcpu] >= EACH / 2, "vCPU {vcpu} did not take the packets: {:?}", moved[vcpu]);
         assert!(shown[vcpu] > 0, "vCPU {vcpu}: none shown, {took:?}");
         // The requests that skipped runs of probes cost may all be on one vCPU.
         let wanted = received.saturating_sub(others + agreement.excused);
@@ -172,10 +171,12 @@ pub fn five_vcpus_and_four_queues_are_followed_on_each() {
         "requests are incomplete for a reason that no event explains: {left_out:?}"
     );
     assert!(gone > 0 || by_loss == 0, "{gone} events lost or missed: {left_out:?}");
-    let recording = traced.recording.unwrap();
-    let (kicked, sent) = queues(&recording);
-    eprintln!("queues kicked {kicked:?}, of frames {sent:?}");
+    let (kicked, sent) = queues(traced.recording.as_deref().unwrap());
+    let unseen = unseen(&traced).unwrap();
+    eprintln!("queues kicked {kicked:?}, of frames {sent:?}, {unseen} events unseen");
     assert!(kicked.len() > 1, "only the queues {kicked:?} were kicked: this test needs more than one");
-    assert!(sent.iter().all(|q| kicked.contains(q)), "frames of {sent:?}, kicks of {kicked:?}");
+    // The run of a probe that was skipped may have been the only kick of a queue.
+    let without_kick = sent.iter().filter(|q| !kicked.contains(q)).count() as u64;
+    assert!(without_kick <= unseen, "frames of {sent:?}, kicks of {kicked:?}, {unseen} events unseen");
     drop((server, second));
 }
