@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use std::path::Path;
 use teiji_analysis::{Options, request_ttl};
-use teiji_model::event::{Event, EventKind, Packet, Point, Role};
+use teiji_model::event::{Event, EventKind, Packet, Point, Role, Segment};
 use teiji_model::report::{Reason, Report};
 
 /// How long after such a time a request may begin and be left out, ns: teiji promises to use those that begin later.
@@ -68,12 +68,22 @@ fn missing(events: &[Event]) -> Vec<Span> {
 
 /// When each request was on its path: from the first event of its packet to the last event of its final response. One
 /// without such a response is open for `open`, ns.
+///
+/// On a connection of TCP a request is what comes to the guest until the guest answers, or until what comes acknowledges an
+/// answer that is not in the recording. Its time begins with the segment before it: what was lost since then makes it doubtful.
 fn requests(events: &[Event], open: u64) -> Vec<Span> {
     /// The times at which requests were put on a tap, with their fingerprints; and those of the responses.
     #[derive(Default)]
     struct Sides {
         requests: BTreeMap<u64, u64>,
         responses: BTreeMap<u64, u64>,
+    }
+    /// A segment at a tap.
+    struct Passed {
+        at: u64,
+        to_guest: bool,
+        fingerprint: u64,
+        segment: Segment,
     }
     let packets = || {
         events.iter().filter_map(|e| match e.kind {
@@ -84,9 +94,18 @@ fn requests(events: &[Event], open: u64) -> Vec<Span> {
     let mut paths: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
     // By tap and key.
     let mut keys: BTreeMap<(u32, u64), Sides> = BTreeMap::new();
+    let mut connections: BTreeMap<(u32, u64), Vec<Passed>> = BTreeMap::new();
     for (ts, p) in packets() {
         paths.entry(p.fingerprint).or_default().push(ts);
         let Packet { point, fingerprint, ifindex, matching: Some(m), .. } = p else { continue };
+        if let Some(segment) = m.segment() {
+            let to_guest = point == Point::TapEnqueue;
+            if to_guest || point == Point::TapSend {
+                let passed = Passed { at: ts, to_guest, fingerprint, segment };
+                connections.entry((ifindex, m.key)).or_default().push(passed);
+            }
+            continue;
+        }
         let sides = keys.entry((ifindex, m.key)).or_default();
         match (point, m.role) {
             (Point::TapEnqueue, Role::Either | Role::Request) => sides.requests.insert(ts, fingerprint),
@@ -111,6 +130,26 @@ fn requests(events: &[Event], open: u64) -> Vec<Span> {
             let span = (start, end.unwrap_or(at + open));
             spans.push(span);
             last = Some(span);
+        }
+    }
+    for mut segments in connections.into_values() {
+        segments.sort_by_key(|s| s.at);
+        // What the client had acknowledged when it sent the request that is open.
+        let mut asked = None;
+        for (i, s) in segments.iter().enumerate().filter(|(_, s)| s.segment.payload > 0) {
+            if !s.to_guest {
+                asked = None;
+                continue;
+            }
+            if asked.replace(s.segment.ack) == Some(s.segment.ack) {
+                continue;
+            }
+            let former = segments[..i].last().map_or(s.at, |former| former.at);
+            let start = near(&s.fingerprint, s.at).min().unwrap_or(s.at).min(former);
+            let answers = |a: &&Passed| !a.to_guest && a.segment.payload > 0 && a.at < s.at + open;
+            let answer = segments[i..].iter().find(answers);
+            let end = answer.and_then(|a| near(&a.fingerprint, a.at).max());
+            spans.push((start, end.unwrap_or(s.at + open)));
         }
     }
     spans
@@ -164,6 +203,38 @@ mod tests {
         events.push(packet(9000, Point::TapSend, 7, Some((7, Role::Request))));
         let ms = |spans: Vec<Span>| spans.into_iter().map(|(a, b)| (a / MS, b / MS)).collect::<Vec<_>>();
         assert_eq!(ms(requests(&events, OPEN)), [(1000, 1010), (1005, 1015), (3000, 8000), (9000, 14_000)]);
+    }
+
+    #[test]
+    fn turns_on_a_connection_are_requests() {
+        use Point::{DevXmit, HostRx, TapEnqueue, TapSend};
+        let segment = |ms, point, fingerprint, (ack, payload): (u32, u16)| {
+            let mut event = packet(ms, point, fingerprint, None);
+            if let EventKind::Packet(p) = &mut event.kind {
+                p.matching =
+                    Some(Match::of_segment(5, Segment { seq: 0, ack, payload, flags: Segment::ACK }));
+            }
+            event
+        };
+        let events = [
+            packet(1000, HostRx, 1, None),
+            segment(1001, TapEnqueue, 1, (1, 9)),
+            // More of the request; the guest acknowledges it, and answers by two segments.
+            segment(1002, TapEnqueue, 2, (1, 9)),
+            segment(1003, TapSend, 3, (19, 0)),
+            segment(1010, TapSend, 4, (19, 5)),
+            packet(1011, DevXmit, 4, None),
+            segment(1012, TapSend, 5, (19, 5)),
+            segment(1020, TapEnqueue, 6, (11, 0)),
+            // Two requests: the answer to the first is not in the recording. One that is never answered.
+            segment(2000, TapEnqueue, 7, (11, 9)),
+            segment(2100, TapEnqueue, 8, (16, 9)),
+            segment(2110, TapSend, 9, (37, 5)),
+            segment(3000, TapEnqueue, 10, (21, 9)),
+        ];
+        let ms = |(a, b): Span| (a / MS, b / MS);
+        let spans: Vec<_> = requests(&events, OPEN).into_iter().map(ms).collect();
+        assert_eq!(spans, [(1000, 1011), (1020, 2110), (2000, 2110), (2110, 8000)]);
     }
 
     #[test]

@@ -4,13 +4,14 @@
 //! The report's count of such requests is made by teiji, so it excuses nothing by itself. The recording has to show as many
 //! requests that were answered between signal and entry. If an interrupt was sent to a vCPU in guest mode, that vCPU may have polled
 //! the packet first: all of these are excused. Of all others at most 3, or 1 %: there the vCPU was not running, or teiji itself
-//! concluded which vCPU it was. Of TCP, whose packets have the key of their connection, the recording shows none.
+//! concluded which vCPU it was. Of TCP, whose packets have the key of their connection, a request is what comes to the guest until it
+//! answers.
 
 use super::late::events;
 use anyhow::{Context, Result, ensure};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
-use teiji_model::event::{Delivery, Event, EventKind, Point, Role};
+use teiji_model::event::{Delivery, Event, EventKind, Packet, Point, Role};
 use teiji_model::report::{Reason, Report};
 use teiji_model::stage::ThreadState;
 
@@ -57,6 +58,11 @@ impl Answered {
     }
 }
 
+/// The key of a request or an answer: a segment without payload is neither.
+fn key(p: &Packet) -> Option<u64> {
+    p.matching.filter(|m| !matches!(m.role, Role::Segment { payload: 0, .. })).map(|m| m.key)
+}
+
 fn answered_before_entry(mut events: Vec<Event>) -> Answered {
     events.sort_by_key(|event| event.ts);
     // By tap and fingerprint, the keys of those on a tap (not every event has the key); by worker, those that it holds; by vCPU and
@@ -65,12 +71,14 @@ fn answered_before_entry(mut events: Vec<Event>) -> Answered {
     let mut held: HashMap<u32, Vec<Request>> = HashMap::new();
     let mut waiting: HashMap<(u32, u32, u8), Vec<Waiting>> = HashMap::new();
     let mut answered = Answered::default();
+    // Those that were put on a tap and not answered yet.
+    let mut open: HashSet<Request> = HashSet::new();
     for event in events {
         match event.kind {
             EventKind::Packet(p) if p.point == Point::TapEnqueue => {
-                let key = p.matching.filter(|m| !matches!(m.role, Role::Segment { .. })).map(|m| m.key);
-                answered.requests += u64::from(key.is_some());
-                key.map(|key| on_tap.insert((p.ifindex, p.fingerprint), key));
+                let Some(key) = key(&p) else { continue };
+                answered.requests += u64::from(open.insert((p.ifindex, key)));
+                on_tap.insert((p.ifindex, p.fingerprint), key);
             }
             EventKind::Packet(p) if p.point == Point::TapDequeue => {
                 let key = on_tap.remove(&(p.ifindex, p.fingerprint));
@@ -92,15 +100,22 @@ fn answered_before_entry(mut events: Vec<Event>) -> Answered {
                 }
             }
             EventKind::Packet(p) if p.point == Point::TapSend => {
-                let Some(key) = p.matching.map(|m| m.key) else { continue };
+                let Some(key) = key(&p) else { continue };
+                let answer_to = (p.ifindex, key);
+                open.remove(&answer_to);
+                // A request may have several segments.
+                let mut found = None;
                 for of_vcpu in waiting.values_mut() {
                     of_vcpu.retain(|(request, _, to_running)| {
-                        let is_it = *request == (p.ifindex, key);
-                        answered.to_running += u64::from(is_it && *to_running);
-                        answered.others += u64::from(is_it && !*to_running);
+                        let is_it = *request == answer_to;
+                        if is_it {
+                            found = Some(found.unwrap_or(false) || *to_running);
+                        }
                         !is_it
                     });
                 }
+                answered.to_running += u64::from(found == Some(true));
+                answered.others += u64::from(found == Some(false));
             }
             EventKind::GuestEntry(e) => {
                 if let Some(of_vcpu) = waiting.get_mut(&(e.vm, e.vcpu, e.vector)) {
@@ -195,10 +210,11 @@ mod tests {
         assert_eq!(two(Role::Either, 11, 21), shown(0, 2));
         assert_eq!(two(Role::Either, 11, 12), shown(1, 2));
         assert_eq!(two(Role::Request, 7, 12), shown(2, 2));
+        assert_eq!(two(Role::Segment { payload: 9, flags: 0 }, 7, 12), shown(2, 2));
         assert_eq!(
-            two(Role::Segment { payload: 9, flags: 0 }, 7, 12),
+            two(Role::Segment { payload: 0, flags: 0 }, 7, 12),
             shown(0, 0),
-            "the key is the connection's"
+            "neither asks nor answers"
         );
     }
 
