@@ -5,6 +5,8 @@ one write of 20 to 60 kB, and some requests are one of 20 kB. Prints how many re
 IN_TIME seconds, and how many were sent again for that reason."""
 import http.client
 import json
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -23,6 +25,11 @@ def tc(arguments):
     subprocess.run(["tc"] + arguments.split(), check=True)
 
 
+def resent(connection):
+    """How many segments TCP has sent again on a connection: tcpi_total_retrans of struct tcp_info (linux/tcp.h)."""
+    return struct.unpack_from("I", connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), 100)[0]
+
+
 def ask(connection, number):
     """One request; returns whether its answer is right and in time, and whether it was sent again."""
     asked = time.monotonic()
@@ -35,11 +42,12 @@ def ask(connection, number):
     if kind == "all" and number % 50 == 12:
         tc("qdisc add dev eth0 clsact")
         tc("filter add dev eth0 ingress matchall action drop")
+        before, until = resent(connection), time.monotonic() + 60
         connection.request("GET", path)
-        # longer than a sender waits for the first acknowledgement of a peer this near
-        time.sleep(1.5)
+        while resent(connection) == before and time.monotonic() < until:
+            time.sleep(0.05)
+        again = int(resent(connection) != before)
         tc("qdisc del dev eth0 clsact")
-        again = 1
     else:
         connection.request("POST" if posts else "GET", path, b"y" * 20000 if posts else None, headers)
         again = 0
