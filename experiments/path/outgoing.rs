@@ -14,10 +14,12 @@
 use super::accuracy::{Capture, Case};
 use super::{only, stalled, unseen};
 use crate::numbers::quantile;
-use crate::pcap::{self, Side};
+use crate::pcap::{self, Exchange, Side};
 use crate::tracing::{Lab, Trace};
 use anyhow::{Context, Result};
+use std::collections::HashSet;
 use teiji_lab::Guest;
+use teiji_model::flow::Matching;
 use teiji_model::report::{Outgoing, Reason, RequestCounts};
 
 /// Times of the exchanges of a capture, ns.
@@ -42,8 +44,10 @@ pub struct Found {
     pub outgoing: Outgoing,
     /// teiji's counts of requests to the guest.
     pub to_guest: RequestCounts,
-    /// Within, at the uplink, around.
+    /// Within, at the uplink, around; without those that are `late`.
     pub captured: [Times; 3],
+    /// Requests whose answer came to the guest's tap later than teiji waits for it.
+    pub late: u64,
     /// Segments of TCP that the guest sent again, by the capture at its tap.
     pub sent_again_at_tap: u64,
     /// Packets that the captures dropped.
@@ -67,15 +71,21 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, case: &Case, load: impl FnOnce() -> Res
     ];
     load()?;
     let (mut capture_dropped, mut sent_again) = (0, Vec::new());
-    let mut captured = Vec::new();
+    let mut captured: Vec<Vec<Exchange>> = Vec::new();
     for (capture, side) in captures {
         let (file, counts) = capture.stop(lab)?;
         capture_dropped += counts.dropped;
         let packets = pcap::packets(&file)?;
         sent_again.push(pcap::out_of_order(&packets, lab.host.peer_ip()).behind);
-        let pairs = pcap::pair(&packets, lab.host.peer_ip(), case.pairing, side);
-        captured.push(times(&pairs.exchanges.iter().map(|e| e.total as f64).collect::<Vec<_>>()));
+        captured.push(pcap::pair(&packets, lab.host.peer_ip(), case.pairing, side).exchanges);
     }
+    let [within, at, around]: [Vec<Exchange>; 3] = captured.try_into().ok().context("not three captures")?;
+    // Later answers are not taken for a request's.
+    let ttl = teiji_analysis::request_ttl(Matching::None);
+    let late: HashSet<u64> = around.iter().filter(|e| e.total > ttl).map(|e| e.id).collect();
+    let in_time = |all: Vec<Exchange>| {
+        times(&all.iter().filter(|e| !late.contains(&e.id)).map(|e| e.total as f64).collect::<Vec<_>>())
+    };
     let traced = trace.stop()?;
     let vm = only(&traced.report)?;
     let outgoing = vm.outgoing.clone().with_context(|| format!("no request of the guest: {vm:?}"))?;
@@ -89,7 +99,8 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, case: &Case, load: impl FnOnce() -> Res
     Ok(Found {
         outgoing,
         to_guest: vm.requests,
-        captured: captured.try_into().ok().context("not three captures")?,
+        captured: [within, at, around].map(in_time),
+        late: late.len() as u64,
         sent_again_at_tap: sent_again[2],
         capture_dropped,
         excused: of_unseen + of_stalled,
