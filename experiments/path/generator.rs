@@ -79,9 +79,10 @@ fn run(args: &Args) -> Result<()> {
     });
     let (sent, seconds) = send("send0", args.rate, args.count)?;
     std::thread::sleep(Duration::from_millis(500));
+    wait_for_rest()?;
     stop.store(true, Ordering::Relaxed);
     let (drained, _tap) = reader.join().map_err(|_| anyhow::anyhow!("the tap's reader failed"))?;
-    let after = on_tap()?;
+    let after = wait_for_rest()?;
     let (on_tap, dropped) = (after.0 - before.0, after.1 - before.1);
     let peak_kb = end_teiji(&mut teiji)?;
     let report: Report = serde_json::from_reader(File::open(&report).context("teiji left no report")?)?;
@@ -95,6 +96,7 @@ fn run(args: &Args) -> Result<()> {
         drained,
         events: report.counters.events,
         lost: report.counters.lost.iter().sum(),
+        missed: report.counters.missed,
         peak_kb,
         points: 0,
     };
@@ -188,6 +190,19 @@ fn on_tap() -> Result<(u64, u64)> {
     };
     let dropped = read("tx_dropped")?;
     Ok((read("tx_packets")? + dropped, dropped))
+}
+
+/// [`on_tap`], when it has not changed for 0.2 s: on a busy machine, packets that were sent come to the tap later.
+fn wait_for_rest() -> Result<(u64, u64)> {
+    let mut last = on_tap()?;
+    loop {
+        std::thread::sleep(Duration::from_millis(200));
+        let now = on_tap()?;
+        if now == last {
+            return Ok(now);
+        }
+        last = now;
+    }
 }
 
 /// Starts teiji and waits until it traces.

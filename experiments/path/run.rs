@@ -59,13 +59,15 @@ fn flood_part(found: &mut Found, summary: &mut Summary, extent: &Extent) -> Resu
     summary.claim(
         flood.exact(),
         &format!(
-            "flood: {} packets at {:.0}/s; {} events taken in and {} lost are every one of {} for {} packets",
+            "flood: {} packets at {:.0}/s; {} events taken in and {} lost are every one of {} for {} packets, but for at most {} \
+             skipped runs of probes",
             flood.sent,
             flood.rate,
             flood.events,
             flood.lost,
             flood.points * flood.on_tap + flood.dropped,
-            flood.on_tap
+            flood.on_tap,
+            flood.missed
         ),
     );
     summary.claim(
