@@ -164,9 +164,9 @@ fn of_readings(recording: &Path, vm: u32) -> Result<Vec<Wait>> {
             _ => continue,
         };
         let ready = clock.get(ThreadState::Ready);
-        if let Some((from, before)) = last {
-            waits.push(Wait { from, to: event.ts, ns: ready.saturating_sub(before), named });
-        }
+        // A clock begins at 0: the first reading has all of the wait since then.
+        let (from, before) = last.unwrap_or((event.ts.saturating_sub(clock.total()), 0));
+        waits.push(Wait { from, to: event.ts, ns: ready.saturating_sub(before), named });
         last = Some((event.ts, ready));
     }
     Ok(waits)
