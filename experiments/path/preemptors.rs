@@ -263,14 +263,19 @@ fn share(waits: &[Wait], readings: &[Wait], turns: &Turns, tids: &[u32]) -> Shar
     share
 }
 
-/// Those waits of which the trace points say the same. This machine may stop the emulated CPU between a probe and a trace point.
-fn agreed(waits: Vec<Wait>, turns: &Turns) -> Result<Vec<Wait>> {
+/// The waits of which the trace points say the same, and the others. This machine may stop the emulated CPU between a probe and a
+/// trace point.
+fn confirmed(waits: Vec<Wait>, turns: &Turns) -> (Vec<Wait>, Vec<Wait>) {
     let agrees = |wait: &Wait| {
         let (all, _) = turns.waited(wait.from, wait.to, &[]);
         all > 0 && all.abs_diff(wait.ns) <= 1_000_000 + wait.ns / 10
     };
-    let waits = waits.into_iter().filter(|wait| wait.ns > 0);
-    let (agreed, others): (Vec<Wait>, Vec<Wait>) = waits.partition(agrees);
+    waits.into_iter().filter(|wait| wait.ns > 0).partition(agrees)
+}
+
+/// The waits between readings that are [`confirmed`]: most of them have to be.
+fn agreed(readings: Vec<Wait>, turns: &Turns) -> Result<Vec<Wait>> {
+    let (agreed, others) = confirmed(readings, turns);
     ensure!(
         !agreed.is_empty() && others.len() * 10 <= agreed.len(),
         "{} waits are not those of the trace points, {} are",
@@ -306,7 +311,9 @@ pub fn shares(recording: &Path, vm: u32, turns: &Turns, tids: &[u32]) -> Result<
     let readings = of_readings(recording, vm)?;
     let waits = agreed(readings.clone(), turns)?;
     let requests = requests(recording)?.0.iter().filter_map(of_request).collect();
-    let requests = agreed(requests, turns)?;
+    // One reading that is not confirmed is in the waits of all requests that were in flight, so how many of these are left says little.
+    let (requests, _) = confirmed(requests, turns);
+    ensure!(!requests.is_empty(), "no wait of a request is that of the trace points");
     let by_others = |wait: &&Wait| turns.last(wait.from, wait.to).is_some_and(|tid| !tids.contains(&tid));
     let ended: Vec<Wait> = waits.iter().filter(by_others).copied().collect();
     Ok(Shares {
