@@ -22,7 +22,8 @@ pub const CALLER_CPU: u32 = 0;
 pub const VHOST_CPU: u32 = 1;
 /// CPU of the vCPU.
 pub const VCPU_CPU: u32 = 2;
-/// How long a caller waits at the end for missing responses, s. It ends as soon as there are none.
+/// How long a caller waits at the end for missing responses, s, or for one before the next request if it sends one at a time. It ends
+/// as soon as there are none.
 const LINGER_S: u32 = 20;
 /// The port of echo servers.
 pub const ECHO_PORT: u16 = 7;
@@ -96,6 +97,14 @@ pub fn echo_command(guest: &Guest<'_>, rate: f64, count: u64) -> String {
 /// If the load cannot be run.
 pub fn echo(host: &LabHost, guest: &Guest<'_>, rate: f64, count: u64) -> Result<Figures> {
     figures(&host.run(&echo_command(guest, rate, count))?.ok()?)
+}
+
+/// Sends `count` requests one after the other, at `rate` per second at most.
+///
+/// # Errors
+/// If the load cannot be run.
+pub fn echo_one_by_one(host: &LabHost, guest: &Guest<'_>, rate: f64, count: u64) -> Result<Figures> {
+    figures(&host.run(&format!("{} --outstanding 1", echo_command(guest, rate, count)))?.ok()?)
 }
 
 /// Parses the output of an echo client.

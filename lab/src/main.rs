@@ -69,7 +69,7 @@ enum Command {
         /// Greatest number of unanswered requests; 0 is no limit
         #[arg(long, default_value_t = 0)]
         outstanding: usize,
-        /// Seconds to wait for answers after the last request
+        /// Seconds to wait for answers after the last request, and for one that holds back the next (`--outstanding`)
         #[arg(long, default_value_t = 2.0)]
         linger: f64,
         /// Seconds after which an answer does not count as received, but as late

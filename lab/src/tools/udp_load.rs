@@ -33,9 +33,9 @@ pub struct Load {
     /// Payload, bytes (at least 8).
     pub size: usize,
     /// Greatest number of unanswered requests; 0 is no limit. A request that would exceed it is sent when an answer
-    /// comes.
+    /// comes, or one has been missing for `linger` and is taken for lost.
     pub outstanding: usize,
-    /// How long to wait for answers after the last request.
+    /// How long to wait for answers after the last request, and for an answer that holds back the next request.
     pub linger: Duration,
     /// Answers that take longer count as late.
     pub in_time: Duration,
@@ -133,7 +133,7 @@ pub fn run(load: &Load) -> Result<Figures> {
         if let Some(rest) = due.checked_sub(now_ns()) {
             thread::sleep(Duration::from_nanos(rest));
         }
-        while load.outstanding > 0 && lock(&shared.waiting).len() >= load.outstanding {
+        while load.outstanding > 0 && outstanding(&shared, load) >= load.outstanding {
             thread::sleep(Duration::from_micros(200));
         }
         payload[..8].copy_from_slice(&number.to_le_bytes());
@@ -160,6 +160,12 @@ pub fn run(load: &Load) -> Result<Figures> {
         max_ns: histogram.max(),
         mean_ns: histogram.mean(),
     })
+}
+
+/// How many requests are unanswered and not taken for lost.
+fn outstanding(shared: &Shared, load: &Load) -> usize {
+    let (now, linger) = (now_ns(), load.linger.as_nanos() as u64);
+    lock(&shared.waiting).values().filter(|sent| now.saturating_sub(**sent) < linger).count()
 }
 
 fn lock<T>(m: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -235,11 +241,10 @@ mod tests {
         );
     }
 
-    #[test]
-    fn an_answer_that_takes_too_long_is_late() {
+    /// The port of a server that answers the first request after the second.
+    fn in_reverse() -> u16 {
         let server = UdpSocket::bind("127.0.0.1:0").unwrap();
         let port = server.local_addr().unwrap().port();
-        // Answers the first request after the second.
         thread::spawn(move || {
             let (mut first, mut second) = ([0; 64], [0; 64]);
             let (n, from) = server.recv_from(&mut first).unwrap();
@@ -247,8 +252,22 @@ mod tests {
             server.send_to(&second, from).unwrap();
             server.send_to(&first[..n], from).unwrap();
         });
+        port
+    }
+
+    #[test]
+    fn an_answer_that_takes_too_long_is_late() {
         let in_time = Duration::from_secs(2);
-        let figures = run(&Load { rate: 0.25, count: 2, in_time, ..load(port) }).unwrap();
+        let figures = run(&Load { rate: 0.25, count: 2, in_time, ..load(in_reverse()) }).unwrap();
         assert_eq!((figures.sent, figures.received, figures.late, figures.strange), (2, 1, 1, 0));
+    }
+
+    #[test]
+    fn an_answer_that_is_missing_does_not_hold_back_the_next_request_for_ever() {
+        let in_time = Duration::from_secs(2);
+        let closed = Load { rate: 1000.0, count: 2, outstanding: 1, in_time, ..load(in_reverse()) };
+        let figures = run(&closed).unwrap();
+        assert_eq!((figures.sent, figures.received, figures.late, figures.strange), (2, 1, 1, 0));
+        assert!(figures.seconds >= closed.linger.as_secs_f64(), "{figures:?}");
     }
 }
