@@ -25,7 +25,7 @@ pub struct Situation {
     pub stages: &'static [Stage],
     /// The thread state that the verdict must blame.
     pub state: ThreadState,
-    /// Requests per second.
+    /// Requests per second, at most if there is one at a time.
     pub rate: f64,
     load: Load,
     induce: Induce,
@@ -34,7 +34,11 @@ pub struct Situation {
 /// What answers in the guest: a program, or its kernel, which leaves a larger part of the time to the host.
 #[derive(Clone, Copy, Debug)]
 enum Load {
+    /// One request at a time. Of a backlog the worker takes several packets in one round, and signals when it has written all: if it
+    /// loses its CPU in between, that is in `vhost_rx`, which is not divided.
     Echo,
+    /// Sent at their rate, whether or not the former ones have been answered.
+    Echoes,
     Ping,
 }
 
@@ -43,6 +47,13 @@ enum Induce {
     Hogs(u32),
     /// KVM polls for this long, ns.
     Polling(u64),
+}
+
+impl Situation {
+    /// The same, with requests that are in flight at the same time if the guest does not keep up with their rate.
+    pub fn overlapping(self) -> Situation {
+        Situation { load: Load::Echoes, ..self }
+    }
 }
 
 /// Remedy of paper P0 for the idle guest: KVM polls for longer than the guest is idle between two requests, ns.
@@ -348,14 +359,15 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
     let stem = format!("{}-{run}", s.name);
     // The trace starts first, so that the busy loops do not slow its start.
     let flow = match s.load {
-        Load::Echo => format!("udp port {}", load::ECHO_PORT),
+        Load::Echo | Load::Echoes => format!("udp port {}", load::ECHO_PORT),
         Load::Ping => "icmp".to_owned(),
     };
     let arguments = format!("--vm {} --flow '{flow}'", guest.name());
     let trace = Trace::start(lab, &stem, &arguments, true)?;
     let undo = induce(lab, s.induce)?;
     match s.load {
-        Load::Echo => drop(load::echo(&lab.host, guest, s.rate, extent.situation)?),
+        Load::Echo => drop(load::echo_one_by_one(&lab.host, guest, s.rate, extent.situation)?),
+        Load::Echoes => drop(load::echo(&lab.host, guest, s.rate, extent.situation)?),
         Load::Ping => load::ping(&lab.host, guest, s.rate, extent.situation)?,
     }
     let hogs = undo.hogs(lab)?;

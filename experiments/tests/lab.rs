@@ -197,13 +197,13 @@ fn a_thread_that_runs_briefly_is_not_taken_for_all_of_a_wait() {
             $rest = 12e-9 * ($now - $before);
             select undef, undef, undef, $rest < 0.002 ? 0.002 : $rest;
         }'"#;
-    let guest = vm1();
+    let (guest, situation) = (vm1(), blame::SITUATIONS[0].overlapping());
     let ticks = LAB.host.spawn(&format!("taskset -cp {} $$; {ticks}", load::VCPU_CPU)).unwrap();
     ticks.wait_for("ticks\n", Duration::from_secs(60)).unwrap();
     // On a busy machine a run may have few waits that end with this thread.
     let tells = (1..=3).any(|run| {
         let switches = Switches::start(&LAB, load::VCPU_CPU, guest.vcpu_tids()[0]).unwrap();
-        let judged = blame::run(&LAB, guest, &blame::SITUATIONS[0], run, &SHORT).unwrap();
+        let judged = blame::run(&LAB, guest, &situation, run, &SHORT).unwrap();
         let turns = switches.stop().unwrap();
         names_are_fair(&judged, guest, &turns)
     });
