@@ -248,6 +248,21 @@ fn induce(lab: &Lab, what: Induce) -> Result<Undo<'_>> {
     }
 }
 
+/// Has the guest's threads seen before the first request, by a packet that the trace's filter leaves out: the clock of a worker begins
+/// when it first takes a packet, and its time before that is not divided.
+fn meet_threads(lab: &Lab, guest: &Guest<'_>, s: &Situation) -> Result<()> {
+    match s.load {
+        Load::Echo | Load::Echoes => {
+            // While a guest stands still it may be out of reach.
+            let ip = guest.ip();
+            let ping = format!("until ip netns exec peer ping -q -c 1 -W 60 {ip}; do sleep 0.2; done");
+            lab.host.run(&ping)?.ok()?;
+        }
+        Load::Ping => drop(load::echo(&lab.host, guest, 20.0, 1)?),
+    }
+    Ok(())
+}
+
 /// How the situation's part is the greatest of the vCPUs' and the vhost workers' parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Greatest {
@@ -364,6 +379,7 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
     };
     let arguments = format!("--vm {} --flow '{flow}'", guest.name());
     let trace = Trace::start(lab, &stem, &arguments, true)?;
+    meet_threads(lab, guest, s)?;
     let undo = induce(lab, s.induce)?;
     match s.load {
         Load::Echo => drop(load::echo_one_by_one(&lab.host, guest, s.rate, extent.situation)?),
