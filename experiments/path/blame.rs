@@ -1,11 +1,12 @@
 //! b. Blame: situations with a known cause, and teiji's verdict on them.
 
+use super::preemptors::{Waiter, of_readings};
 use super::{Extent, lost, only};
 use crate::load::{self, Polling, VCPU_CPU, VHOST_CPU};
 use crate::tracing::{Lab, Trace, requests};
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use teiji_lab::{Child, Guest};
 use teiji_model::finding::Finding;
 use teiji_model::report::{Joined, PartReport, StageReport, StageTime, VmReport};
@@ -140,8 +141,9 @@ pub struct Judged {
     /// Share of the waits in the requests that were behind the busy loops.
     #[serde(skip)]
     pub waits_behind_hogs: Option<f64>,
-    /// The same, each wait counted up to [`WAIT_CAP`], so that one
-    /// long stop of an emulated CPU does not decide it.
+    /// Share of the waits between two readings of the waiting thread's clock that were behind the busy loops. Each reading has a
+    /// name of its own, whereas many requests may share one. Each wait counts up to [`WAIT_CAP`], so that one long stop of an emulated
+    /// CPU does not decide it.
     pub capped_behind_hogs: Option<f64>,
     /// Median and 99th percentile of the response time, µs.
     pub total_us: [f64; 2],
@@ -306,6 +308,28 @@ fn waits(requests: &[Joined], s: &Situation, tids: &[u32]) -> Vec<(u64, bool)> {
     requests.iter().flat_map(of).collect()
 }
 
+/// The waits between two readings of the clock of the situation's thread while there were requests, ns, and whether each was behind
+/// one of the threads `tids`.
+fn waits_of_readings(
+    recording: &Path,
+    guest: &Guest<'_>,
+    s: &Situation,
+    requests: &[Joined],
+    tids: &[u32],
+) -> Result<Vec<(u64, bool)>> {
+    let waiter = if s.stages.contains(&Stage::VcpuWake) {
+        Waiter::Vcpu(guest.pid())
+    } else {
+        Waiter::Worker(guest.vhost_tids().first().copied().context("the guest has no vhost worker")?)
+    };
+    let begins = requests.iter().map(|joined| joined.request.start).min().unwrap_or(0);
+    let ends = requests.iter().map(|joined| joined.request.start + joined.request.total).max().unwrap_or(0);
+    let mut readings = of_readings(recording, waiter)?;
+    // Before and after, there are times without busy loops.
+    readings.retain(|wait| wait.from >= begins && wait.to <= ends);
+    Ok(readings.iter().map(|wait| (wait.ns, tids.contains(&wait.named))).collect())
+}
+
 /// Share of the time of the waits that was behind the threads; 0 if there are none.
 fn share_of_time(waits: &[(u64, bool)]) -> f64 {
     let sum = |counted: &dyn Fn(bool) -> bool| -> u64 {
@@ -399,10 +423,12 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
     let (mut reported_behind_hogs, mut waits_behind_hogs, mut capped_behind_hogs) = (None, None, None);
     if let Some(tids) = &hogs {
         let Some(recording) = &traced.recording else { bail!("the trace {stem} left no recording") };
-        let waits = waits(&requests(recording)?.0, s, tids);
+        let requests = requests(recording)?.0;
+        let waits = waits(&requests, s, tids);
         waits_behind_hogs = Some(share_of_time(&waits));
         reported_behind_hogs = share_behind(&vm, s, tids);
-        capped_behind_hogs = Some(share_of_capped_time(&waits));
+        let of_readings = waits_of_readings(recording, guest, s, &requests, tids)?;
+        capped_behind_hogs = Some(share_of_capped_time(&of_readings));
     }
     let us = |ns: u64| ns as f64 / 1e3;
     let greatest = greatest_of_host(&vm, s);

@@ -1,4 +1,4 @@
-//! Who had a vCPU's CPU while it waited for it: by the kernel's own trace points, and by teiji.
+//! Who had a thread's CPU while it waited for it: by the kernel's own trace points, and by teiji.
 //!
 //! teiji names one thread for each wait, by chance: each thread as often as it deserves (docs/decisions/0003). So a share of all waits is
 //! an estimate. The trace points say what each thread deserved. With that the names are drawn again many times, which shows how far the
@@ -10,7 +10,7 @@ use crate::admission::Rng;
 use crate::tracing::{Lab, events, requests};
 use anyhow::{Context, Result, ensure};
 use std::path::Path;
-use teiji_model::event::EventKind;
+use teiji_model::event::{EventKind, Point};
 use teiji_model::report::Joined;
 use teiji_model::stage::{Stage, ThreadState};
 
@@ -146,21 +146,36 @@ impl Turns {
 
 /// A wait in teiji's view: a time in which it is, its length, ns, and the thread that is named for it.
 #[derive(Clone, Copy, Debug)]
-struct Wait {
-    from: u64,
-    to: u64,
-    ns: u64,
-    named: u32,
+pub(super) struct Wait {
+    pub(super) from: u64,
+    pub(super) to: u64,
+    pub(super) ns: u64,
+    pub(super) named: u32,
 }
 
-/// The waits between two readings of the vCPU's clock in a row.
-fn of_readings(recording: &Path, vm: u32) -> Result<Vec<Wait>> {
+/// A thread that waits for its CPU.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Waiter {
+    /// The vCPU of the VM with this process id.
+    Vcpu(u32),
+    /// The vhost worker with this thread id.
+    Worker(u32),
+}
+
+/// The waits between two readings of the thread's clock in a row.
+pub(super) fn of_readings(recording: &Path, waiter: Waiter) -> Result<Vec<Wait>> {
     let mut last = None;
     let mut waits = Vec::new();
     for event in events(recording)? {
-        let (clock, named) = match event.kind {
-            EventKind::GuestEntry(e) if e.vm == vm => (e.clock, e.preempted_by),
-            EventKind::Kick(k) if k.vm == vm => (k.clock, k.preempted_by),
+        let (clock, named) = match (waiter, event.kind) {
+            (Waiter::Vcpu(vm), EventKind::GuestEntry(e)) if e.vm == vm => (e.clock, e.preempted_by),
+            (Waiter::Vcpu(vm), EventKind::Kick(k)) if k.vm == vm => (k.clock, k.preempted_by),
+            (Waiter::Worker(tid), EventKind::Packet(p))
+                if p.tid == tid && matches!(p.point, Point::TapDequeue | Point::TapSend) =>
+            {
+                let Some(clock) = p.worker else { continue };
+                (clock, p.preempted_by)
+            }
             _ => continue,
         };
         let ready = clock.get(ThreadState::Ready);
@@ -308,7 +323,7 @@ impl Shares {
 /// # Errors
 /// If the recording cannot be read, or its waits are not those of the trace points.
 pub fn shares(recording: &Path, vm: u32, turns: &Turns, tids: &[u32]) -> Result<Shares> {
-    let readings = of_readings(recording, vm)?;
+    let readings = of_readings(recording, Waiter::Vcpu(vm))?;
     let waits = agreed(readings.clone(), turns)?;
     let requests = requests(recording)?.0.iter().filter_map(of_request).collect();
     // One reading that is not confirmed is in the waits of all requests that were in flight, so how many of these are left says little.
