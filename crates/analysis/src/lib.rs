@@ -217,7 +217,8 @@ impl Analyzer {
         used
     }
 
-    /// An event of a guest cannot be trusted: if it is refused, only that guest's own view has a hole.
+    /// An event of a guest cannot be trusted: if it is refused, only that guest's own view has a hole. A replay does not get a refused
+    /// event, so it must leave nothing here: who pushes it also pushes an [`EventKind::Lost`], which is recorded.
     fn push_of_guest(&mut self, event: Event) -> bool {
         let on_hosts_clock = self.streams.on_hosts_clock(event);
         if let EventKind::Lost(lost) = event.kind {
@@ -228,9 +229,6 @@ impl Analyzer {
             return true;
         }
         let used = on_hosts_clock.is_some_and(|event| self.sorter.push(event).is_ok());
-        if let Some(Event { ts, .. }) = on_hosts_clock.filter(|_| !used) {
-            self.joiner.guest_lost(event.stream, ts, ts);
-        }
         if used {
             self.streams.count(event.stream);
         }

@@ -190,8 +190,20 @@ enum Does {
     Reads,
 }
 
-/// A request whose copies come 500 ms apart. Returns also whether anything of the guest was lost.
+/// A request whose copies come 500 ms apart; whether anything of the guest is lost.
 fn in_guest(does: &[Does], prints_differ: bool, lost: bool) -> (Report, Vec<Joined>) {
+    let mut analyzer = Analyzer::new(&meta(Matching::Sip), Options { seed: 1, ..Options::default() });
+    let mut joined = Vec::new();
+    for (_, item) in history_in_guest(does, prints_differ, lost) {
+        analyzer.take(item, &mut |one| joined.push(one.clone()));
+    }
+    let counters = Counters { ended: T + 10_000 * MS, ..Counters::default() };
+    let report = analyzer.finish(counters, &mut |one| joined.push(one.clone()));
+    (report, joined)
+}
+
+/// The same by time.
+fn history_in_guest(does: &[Does], prints_differ: bool, lost: bool) -> Vec<(u64, Item)> {
     let mapping = ClockMapping { own: T, host: T, rate: ClockMapping::EQUAL, error: 1_000 };
     let clock = Changed::Clock { stream: GUEST, vm: VM, mapping };
     let mut items = vec![(0, Item::Change(Change { ts: T, what: clock }))];
@@ -226,14 +238,45 @@ fn in_guest(does: &[Does], prints_differ: bool, lost: bool) -> (Report, Vec<Join
     h.at(last + 50_000, EventKind::Print(Print { fingerprint: 99, print: print(99) }));
     items.extend(h.0.iter().map(|event| (event.ts, Item::Event(*event))));
     items.sort_by_key(|(ts, _)| *ts);
-    let mut analyzer = Analyzer::new(&meta(Matching::Sip), Options { seed: 1, ..Options::default() });
-    let mut joined = Vec::new();
-    for (_, item) in items {
-        analyzer.take(item, &mut |one| joined.push(one.clone()));
+    items
+}
+
+/// A guest's event that comes too late is not recorded: a replay knows of it by the loss that is told, and so does a live trace.
+#[test]
+fn an_event_that_is_refused_makes_a_difference_only_by_the_loss_that_is_told() {
+    let kind = EventKind::Guest(guest::EventKind::Handed { print: 5 });
+    let late = Event { ts: T, stream: GUEST, cpu: 1, kind };
+    let loss = Event { kind: EventKind::Lost(Lost { since: T, count: 1 }), ..late };
+    for loss_is_told in [false, true] {
+        let mut history = history_in_guest(&[Does::Loses, Does::Reads], false, false);
+        let second_entered = T + 500 * MS + ENTERS;
+        let at = history.partition_point(|(ts, _)| *ts <= second_entered);
+        let rest = history.split_off(at);
+        let further = [Some(late), loss_is_told.then_some(loss)].into_iter().flatten();
+        history.extend(further.map(|event| (second_entered, Item::Event(event))));
+        history.extend(rest);
+        let new = || Analyzer::new(&meta(Matching::Sip), Options { seed: 1, ..Options::default() });
+        let (mut live, mut replay) = (new(), new());
+        let mut refused = 0;
+        for (_, item) in history {
+            let used = match &item {
+                Item::Event(event) => live.push(*event, &mut |_| ()),
+                Item::Change(change) => {
+                    live.change(change.clone());
+                    true
+                }
+            };
+            refused += u32::from(!used);
+            if used {
+                replay.take(item, &mut |_| ());
+            }
+        }
+        let counters = || Counters { ended: T + 10_000 * MS, ..Counters::default() };
+        let reports = [live, replay].map(|analyzer| analyzer.finish(counters(), &mut |_| ()));
+        assert!(refused == 1 && reports[0] == reports[1], "{refused} {loss_is_told}");
+        let again = sent_again(&reports[1]);
+        assert_eq!((again.later, again.unknown), if loss_is_told { (0, 1) } else { (1, 0) });
     }
-    let counters = Counters { ended: T + 10_000 * MS, ..Counters::default() };
-    let report = analyzer.finish(counters, &mut |one| joined.push(one.clone()));
-    (report, joined)
 }
 
 #[test]

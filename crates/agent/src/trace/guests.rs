@@ -100,7 +100,8 @@ struct Guest {
     stream: Option<StreamId>,
     /// How many events may be used now, and since when that is so.
     tokens: (f64, Instant),
-    /// Events that were not used since this was last reported: how many, since when and until when, ns of the guest's clock.
+    /// Events that were not used since this was last reported: how many, since when and until when, ns of the guest's clock. Those
+    /// that the analysis refuses are reported at once, those above [`RATE`] with the next answer to a ping, or at the end.
     unused: Option<event::Lost>,
     unused_until: u64,
     /// After how long it is tried again.
@@ -200,7 +201,10 @@ impl Guests {
             }
             std::thread::sleep(Duration::from_millis(2));
         }
-        self.guests.iter_mut().for_each(|guest| guest.state = State::Dropped);
+        for guest in &mut self.guests {
+            guest.state = State::Dropped;
+            guest.tell_unused(news);
+        }
     }
 
     /// Takes what there is, within [`AT_ONCE`].
@@ -401,24 +405,28 @@ impl Guest {
                 if let Some(mapping) = connection.clock.measure(&pong, sent, got.ns, got) {
                     news(News::Changed(Changed::Clock { stream, vm: self.pid, mapping }));
                 }
-                if let Some(lost) = self.unused.take() {
-                    let kind = EventKind::Lost(lost);
-                    news(News::Event(event::Event { ts: self.unused_until, stream, cpu: 0, kind }));
-                }
+                self.tell_unused(news);
             }
             ToHost::Events(events) => {
+                let mut refused = false;
                 for e in events {
                     let (ts, cpu) = (e.ts, e.cpu.min(MAX_CPUS - 1));
                     // Before its clock has been measured nothing can be said of its events.
                     let used = self.may_use()
                         && self.stream.is_some_and(|stream| {
                             let kind = EventKind::Guest(e.kind);
-                            news(News::Event(event::Event { ts, stream, cpu, kind }))
+                            let used = news(News::Event(event::Event { ts, stream, cpu, kind }));
+                            refused |= !used;
+                            used
                         });
                     if !used {
-                        self.unused.get_or_insert(event::Lost { since: ts, count: 0 }).count += 1;
-                        self.unused_until = ts;
+                        self.not_used(ts);
                     }
+                }
+                // Before any request that it belongs to can be complete: what the analysis has refused is not recorded, so nothing but
+                // this says to a replay that it is missing. Each refused event took a token: a flood is not told more often.
+                if refused {
+                    self.tell_unused(news);
                 }
             }
             ToHost::Lost(Lost { since, until, count }) => {
@@ -432,6 +440,26 @@ impl Guest {
             }
         }
         Ok(())
+    }
+
+    /// An event of this time is not used.
+    fn not_used(&mut self, ts: u64) {
+        // Events of several CPUs come in no exact order.
+        if let Some(unused) = &mut self.unused {
+            (unused.since, unused.count) = (unused.since.min(ts), unused.count + 1);
+            self.unused_until = self.unused_until.max(ts);
+        } else {
+            (self.unused, self.unused_until) = (Some(event::Lost { since: ts, count: 1 }), ts);
+        }
+    }
+
+    /// Reports what was not used, once the guest has a stream.
+    fn tell_unused(&mut self, news: &mut dyn FnMut(News) -> bool) {
+        let Some(stream) = self.stream else { return };
+        if let Some(lost) = self.unused.take() {
+            let kind = EventKind::Lost(lost);
+            news(News::Event(event::Event { ts: self.unused_until, stream, cpu: 0, kind }));
+        }
     }
 
     /// Whether one more event may be used: a token bucket.

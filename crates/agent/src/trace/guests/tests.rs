@@ -289,6 +289,71 @@ fn a_context_id_that_is_claimed_twice_does_not_matter_over_tcp() {
     assert!(!matches!(guests.guests[0].state, State::Dropped));
 }
 
+fn connection(ours: UnixStream) -> Connection {
+    ours.set_nonblocking(true).unwrap();
+    Connection {
+        socket: ours.into(),
+        decoder: Decoder::default(),
+        secret: Box::new(secret().unwrap()),
+        ping: None,
+        pings: 0,
+        pinged: Instant::now(),
+        clock: GuestClock::default(),
+    }
+}
+
+/// A replay gets nothing of an event that was refused but the loss: if that came later, requests that are complete by then would look
+/// other than they did live.
+#[test]
+fn what_is_refused_is_told_before_anything_else_can_come() {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let mut guests = asking("127.0.0.1:1".parse().unwrap());
+    guests.guests[0].state = State::Reporting(connection(ours));
+    guests.guests[0].stream = Some(StreamId(1));
+    // What is used: when, and of a loss since when and how many.
+    let mut used = Vec::new();
+    let mut hear = |news: News| {
+        let News::Event(event) = news else { return true };
+        let loss = match event.kind {
+            EventKind::Lost(lost) => Some((lost.since, lost.count)),
+            _ => None,
+        };
+        let uses = loss.is_some() || event.ts >= 150;
+        if uses {
+            used.push((event.ts, loss));
+        }
+        uses
+    };
+    let mut say = |times: &[u64]| {
+        let event = |ts: &u64| Event { ts: *ts, cpu: 0, kind: GuestEventKind::Handed { print: 3 } };
+        let frame = ToHost::Events(times.iter().map(event).collect()).frame().unwrap();
+        theirs.write_all(&frame).unwrap();
+    };
+    say(&[160, 100, 70, 200]);
+    say(&[300]);
+    say(&[80]);
+    guests.turn(&mut hear);
+    // One too many: a flood is told of seldom.
+    guests.guests[0].tokens = (0.0, Instant::now() + Duration::from_secs(3600));
+    say(&[400]);
+    guests.turn(&mut hear);
+    guests.guests[0].tokens = (1.0, Instant::now());
+    say(&[500]);
+    guests.turn(&mut hear);
+    theirs.shutdown(std::net::Shutdown::Write).unwrap();
+    guests.stop(&mut hear);
+    let expected = [
+        (160, None),
+        (200, None),
+        (100, Some((70, 2))),
+        (300, None),
+        (80, Some((80, 1))),
+        (500, None),
+        (400, Some((400, 1))),
+    ];
+    assert_eq!(used, expected);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
@@ -302,18 +367,9 @@ proptest! {
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
     ) {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
-        ours.set_nonblocking(true).unwrap();
         let mut guests = asking("127.0.0.1:1".parse().unwrap());
         let nonces = Nonces { guest: GUESTS, host: [4; NONCE] };
-        let mut connection = Connection {
-            socket: ours.into(),
-            decoder: Decoder::default(),
-            secret: Box::new(secret().unwrap()),
-            ping: None,
-            pings: 0,
-            pinged: Instant::now(),
-            clock: GuestClock::default(),
-        };
+        let mut connection = connection(ours);
         connection.decoder.limit(NONCE.max(PROOF));
         guests.guests[0].state = if proves {
             State::Proving(connection, nonces, Instant::now())
