@@ -116,9 +116,14 @@ fn of_socket(inside: &Inside, state: ThreadState) -> f64 {
     states.map(|s| s.time_share).sum()
 }
 
-/// A run in which calls come one by one.
-fn steady(lab: &Lab, guest: &Guest<'_>, run: &'static str, calls: u64) -> Result<Shown> {
-    let (traced, _) = traced(lab, run, TRACE, || load::call(&lab.host, guest, STEADY, calls))?;
+/// A run in which calls come one by one, beside so many busy loops on the CPU of the reader's vCPU. These begin once the guest
+/// reports: beside them it may take longer to attach its probes than the host waits.
+fn steady(lab: &Lab, guest: &Guest<'_>, run: &'static str, calls: u64, hogs: u32) -> Result<Shown> {
+    let load = || {
+        let _hogs = (hogs > 0).then(|| load::hogs(&lab.host, reporting::READER_CPU, hogs)).transpose()?;
+        load::call(&lab.host, guest, STEADY, calls)
+    };
+    let (traced, _) = traced(lab, run, TRACE, load)?;
     Shown::of(run, &traced)
 }
 
@@ -130,16 +135,15 @@ pub fn idle_polled_contended(lab: &Lab, guest: &Guest<'_>, extent: &Extent) -> R
     place(guest, SIPP, "1")?;
     let idle = {
         let _polling = load::polling(&lab.host, 0)?;
-        steady(lab, guest, "idle", extent.of_finding)?
+        steady(lab, guest, "idle", extent.of_finding, 0)?
     };
     let contended = {
         let _polling = load::polling(&lab.host, 0)?;
-        let _hogs = load::hogs(&lab.host, reporting::READER_CPU, HOGS)?;
-        steady(lab, guest, "contended", extent.of_finding)?
+        steady(lab, guest, "contended", extent.of_finding, HOGS)?
     };
     let polled = {
         let _polling = load::polling(&lab.host, POLLED)?;
-        steady(lab, guest, "polled", extent.of_finding)?
+        steady(lab, guest, "polled", extent.of_finding, 0)?
     };
     place(guest, SIPP, "0,1")?;
     Ok([idle, polled, contended])

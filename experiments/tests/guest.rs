@@ -38,7 +38,7 @@ static HALTED: Shared<Halted> = Shared::new("a trace of vCPUs that halt", || {
     let _polling = load::polling(&LAB.host, 0).unwrap();
     vm1();
     let before = sleeps();
-    let traced = with_the_server_on("1", || traced("halted", TRACE, || apart(150)).0);
+    let traced = with_the_server_on("1", || apart("halted", 150));
     Halted { traced, before, after: sleeps() }
 });
 struct Halted {
@@ -115,9 +115,26 @@ fn echo(count: u64) -> Figures {
     load::echo(&LAB.host, vm1(), 50.0, count).unwrap()
 }
 
-/// 100 ms apart, so that all threads sleep in between, on a slow machine too.
-fn apart(count: u64) -> Figures {
-    load::echo(&LAB.host, vm1(), 10.0, count).unwrap()
+/// So many requests to an idle host make a median.
+const ALONE: usize = 20;
+
+/// Traces requests that are so far apart that all threads sleep in between: on a slow machine farther, until [`ALONE`] are.
+fn apart(stem: &str, count: u64) -> Traced {
+    for rate in [10.0, 5.0, 2.5] {
+        let (traced, _) = traced(stem, TRACE, || load::echo(&LAB.host, vm1(), rate, count).unwrap());
+        let alone = alone(&traced).len();
+        if alone >= ALONE {
+            return traced;
+        }
+        eprintln!("{rate} requests/s: {alone} came to an idle host");
+    }
+    panic!("{stem}: not even at 2.5 requests/s {ALONE} of {count} came to an idle host");
+}
+
+/// The requests that came to an idle host: when the former one has been answered, all threads have to fall asleep again.
+fn alone(traced: &Traced) -> Vec<Request> {
+    let alone = |pair: &&[Joined]| pair[1].request.start > pair[0].request.start + 2 * pair[0].request.total;
+    all_requests(traced).windows(2).filter(alone).map(|pair| pair[1].request.clone()).collect()
 }
 
 fn inside(report: &Report) -> (&VmReport, &Inside) {
@@ -264,13 +281,22 @@ fn echo_beside_busy_loops() -> Delayed {
 fn the_part_of_the_path_that_is_slow_in_the_guest_is_shown() {
     // A weight of 335 beside three of 1,024: the server gets 10 % of the vCPU.
     vm1().run(&format!("{SERVER}; taskset -cp 1 $pid; renice -n 5 $pid")).unwrap().ok().unwrap();
-    let hogs = vm1().spawn("exec teiji-lab hog --cpu 1 --threads 3").unwrap();
-    hogs.wait_for("busy", START).unwrap();
-    let make = || reporting::traced(&LAB, "busy", TRACE, || Ok(echo_beside_busy_loops())).unwrap();
+    // Beside the busy loops what the guest reports would come too late.
+    let place_reporter = |vcpus: &str| reporting::place(vm1(), "[t]eiji-guest serve", vcpus).unwrap();
+    place_reporter("0");
+    let load = || {
+        let hogs = vm1().spawn("exec teiji-lab hog --cpu 1 --threads 3")?;
+        hogs.wait_for("busy", START)?;
+        let delayed = echo_beside_busy_loops();
+        hogs.kill()?;
+        Ok(delayed)
+    };
+    let make = || reporting::traced(&LAB, "busy", TRACE, load).unwrap();
     let few = |(traced, d): &(Traced, Delayed)| few_excused(traced, d.sent, d.answered.clone());
-    let (busy, delayed) = comparable(make, few).unwrap();
-    hogs.kill().unwrap();
+    let compared = comparable(make, few);
+    place_reporter("0,1");
     vm1().run(&format!("{SERVER}; taskset -cp 0,1 $pid; renice -n 0 $pid")).unwrap().ok().unwrap();
+    let (busy, delayed) = compared.unwrap();
     let (vm, inside) = inside(&busy.report);
     let Delayed { answered, waited, turns, .. } = delayed;
     agrees("complete", vm.requests.complete, answered.clone(), excused(&busy).unwrap()).unwrap();
@@ -320,7 +346,7 @@ fn a_reader_whose_vcpu_had_halted_is_told_from_one_whose_vcpu_polled() {
     // Polling for a second at most, not just for longer than the time between requests: on a busy machine some come late, and
     // KVM polls less after a halt that was longer than that.
     let polling = load::polling(&LAB.host, 1_000_000_000).unwrap();
-    let polled = &with_the_server_on("1", || traced("polled", TRACE, || apart(100)).0);
+    let polled = &with_the_server_on("1", || apart("polled", 100));
     drop(polling);
     for traced in [halted, polled] {
         let inside = inside(&traced.report).1;
@@ -329,14 +355,9 @@ fn a_reader_whose_vcpu_had_halted_is_told_from_one_whose_vcpu_polled() {
     }
     // Medians, as a mean is of the few requests during which the machine stood still.
     let [of_halted, of_polled] = [halted, polled].map(|traced| {
-        let all = all_requests(traced);
-        // When the former one has been answered, all threads have to fall asleep again.
-        let alone =
-            |pair: &[Joined]| pair[1].request.start > pair[0].request.start + 2 * pair[0].request.total;
-        let alone: Vec<_> = all.windows(2).filter(|pair| alone(pair)).map(|pair| &pair[1].request).collect();
-        assert!(alone.len() >= 20, "{} of {} requests came to an idle host", alone.len(), all.len());
+        let alone = alone(traced);
         let median = |of: &dyn Fn(&Request) -> Option<f64>| {
-            numbers::median(&alone.iter().filter_map(|request| of(request)).collect::<Vec<_>>())
+            numbers::median(&alone.iter().filter_map(of).collect::<Vec<_>>())
         };
         let asleep = |split: Split| split.get(ThreadState::Asleep) as f64;
         let of_socket = |r: &Request| r.inside?.splits[GuestPart::SocketWait as usize].map(asleep);
@@ -360,9 +381,10 @@ fn a_reader_whose_vcpu_waits_for_a_cpu_is_told_with_who_had_it() {
         waits_and_turns(&LAB.host.run(&of_reader).unwrap().ok().unwrap())
     };
     let (traced, _, [waited, turns]) = with_the_server_on("1", || {
-        let _hogs = load::hogs(&LAB.host, reporting::READER_CPU, 3).unwrap();
         let make = || {
+            // Once the guest reports: beside them it may take longer to attach its probes than the host waits.
             let load = || {
+                let _hogs = load::hogs(&LAB.host, reporting::READER_CPU, 3)?;
                 let before = counted();
                 let called = load::echo(&LAB.host, vm1(), 20.0, 200)?;
                 let after = counted();
@@ -513,7 +535,10 @@ fn sip_requests_are_divided() {
     let (vm, inside) = inside(&traced.report);
     eprintln!("{inside:?}");
     let [guest] = traced.report.guests[..] else { panic!("{:?}", traced.report.guests) };
-    assert!(inside.undivided <= guest.lost, "{inside:?} of {:?}", vm.requests);
+    // sipp's client sends a request again that has no answer after 500 ms. If that comes before the first copy is read, it is not known
+    // which one was, and the request is not divided (LIMITATIONS, Stages).
+    let undivided = guest.lost + vm.requests.sent_again.unknown;
+    assert!(inside.undivided <= undivided, "{inside:?} of {:?}", vm.requests);
     assert!(inside.divided > 0 && inside.violations <= raced(&traced), "{inside:?} of {:?}", vm.requests);
     all_requests(&traced);
     // Each complete call has each message that sipp's server sends or is sent, in this order, but for what was not seen.
