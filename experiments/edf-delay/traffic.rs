@@ -114,9 +114,11 @@ pub fn measure(host: &LabHost, qdisc: &'static str, workload: &Workload) -> Resu
     let ports = list((0..workload.channels.len()).map(|i| (6000 + i).to_string()).collect());
     let deadlines = list(workload.channels.iter().map(|c| c.deadline_us.to_string()).collect());
     let seconds = workload.seconds;
+    // `snap` starts no program between the counters and the time: reading it from the disk would take time.
     let script = format!(
         "cd /tmp; rm -f arrivals sent\n\
-         snap() {{ ip netns exec b sh -c 'cd /sys/class/net/vb/statistics; cat rx_bytes rx_packets; date +%s%N'; }}\n\
+         snap() {{ ip netns exec b bash -c 'cd /sys/class/net/vb/statistics; \
+         read -r b <rx_bytes; read -r p <rx_packets; t=${{EPOCHREALTIME/[.,]/}}; echo $b; echo $p; echo ${{t}}000'; }}\n\
          ip netns exec b ./teiji-lab udp-arrivals --ports {ports} --deadlines-us {deadlines} --sinks 7000 >arrivals &\n\
          r=$!; until grep -q receiving arrivals; do sleep 0.1; done\n\
          ip netns exec a ./teiji-lab udp-flows --for {} {} >/dev/null & f=$!; sleep 1\n\
