@@ -79,12 +79,12 @@ impl Host {
         self.sh(&format!("kill {agent}; while [ -e /proc/{agent} ]; do sleep 0.02; done")).map(drop)
     }
 
-    /// Puts the policy in force: no VM and no link that it names is there.
+    /// Puts the policy in force: no VM and no link that it names is there. The agent may be changing settings itself.
     ///
     /// # Errors
     /// If it cannot be applied.
     pub fn put_in_force(&self) -> Result<()> {
-        match self.teiji("apply /tmp/policy.toml --absent-ok")? {
+        match self.teiji("apply /tmp/policy.toml --absent-ok --wait 60s")? {
             (0, _) => Ok(()),
             (code, text) => bail!("apply ended with {code}: {text}"),
         }

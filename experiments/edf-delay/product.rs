@@ -12,6 +12,8 @@ use teiji_lab::{Child, LabHost};
 const TEIJI: &str = "ip netns exec a /tmp/teiji";
 const PLACE: &str = "--state /tmp/state --pins /tmp/bpf/teiji";
 const POLICY: &str = "/tmp/policy.toml";
+/// The agent may be changing settings itself.
+const WAIT: &str = "--wait 60s";
 
 /// A link with channels.
 pub struct Product<'a> {
@@ -61,7 +63,7 @@ impl<'a> Product<'a> {
         if bounds_us.len() != workload.channels.len() {
             bail!("the plan guarantees {} channels of {}", bounds_us.len(), workload.channels.len());
         }
-        host.run(&format!("{TEIJI} apply {POLICY} {PLACE}"))?.ok()?;
+        host.run(&format!("{TEIJI} apply {POLICY} {WAIT} {PLACE}"))?.ok()?;
         Ok(Product { host, agent, bounds_us })
     }
 
@@ -81,7 +83,7 @@ impl<'a> Product<'a> {
     /// # Errors
     /// The product's message if a command fails, or if the link still has teiji_edf.
     pub fn end(self) -> Result<()> {
-        self.host.run(&format!("{TEIJI} rollback {PLACE}"))?.ok()?;
+        self.host.run(&format!("{TEIJI} rollback {WAIT} {PLACE}"))?.ok()?;
         self.host.run(&format!("kill -TERM {}", self.agent.id()?))?.ok()?;
         self.agent.wait()?.ok()?;
         let root = self.host.run("ip netns exec a tc qdisc show dev va root")?.ok()?;

@@ -35,7 +35,8 @@ fn with_agent(test: impl FnOnce(&Host, u32)) {
     host.put_in_force().unwrap();
     test(host, agent);
     host.end(agent).unwrap();
-    let (code, text) = host.teiji("rollback --force").unwrap();
+    // A test may have started another agent.
+    let (code, text) = host.teiji("rollback --force --wait 60s").unwrap();
     assert_eq!(code, 0, "{text}");
 }
 
@@ -155,7 +156,7 @@ fn a_rollback_ends_the_policy() {
     with_agent(|host, _| {
         let printed = host
             .sh(&format!(
-                "{SOON}P='--state {STATE} --pins /tmp/bpf/teiji'; {VM} /tmp/teiji rollback $P; sleep 3; \
+                "{SOON}P='--state {STATE} --pins /tmp/bpf/teiji'; {VM} /tmp/teiji rollback --wait 60s $P; sleep 3; \
                  soon \"/tmp/teiji status $P | grep -q 'no policy in force'\"; echo now $(cpus $first); /tmp/teiji status $P; \
                  kill $vm; wait $vm; true"
             ))

@@ -11,21 +11,21 @@ pub fn a_rollback_works_whichever_pin_is_missing() {
         in_a="ip netns exec a"; log=/tmp/damage/log
         # The log is emptied here, not by the agent: what the one before has said would be taken for this one's.
         up() { : >$log; $in_a /tmp/teiji agent $P >>$log 2>&1 & agent=$!; for n in $(seq 500); do grep -q "the agent keeps" $log && break; sleep 0.02; done; }
-        up; told first $in_a /tmp/teiji apply $P /tmp/policy.toml; pins=$(ls /tmp/bpf/damage/edf); told pins echo $pins
+        up; told first $in_a /tmp/teiji apply --wait 60s $P /tmp/policy.toml; pins=$(ls /tmp/bpf/damage/edf); told pins echo $pins
         for pin in $pins; do
           told $pin.before $in_a tc qdisc show dev va root
           kill -9 $agent; wait $agent; rm /tmp/bpf/damage/edf/$pin
           up
           told $pin.agent cat $log
-          told $pin.back $in_a /tmp/teiji rollback --force $P
+          told $pin.back $in_a /tmp/teiji rollback --force --wait 60s $P
           told $pin.after $in_a tc qdisc show dev va root
           # As the agent says, if it cannot know that no link has the qdisc any more.
           grep -q "rm -r /tmp/bpf/damage/edf" $log && rm -r /tmp/bpf/damage/edf
-          for n in $(seq 20); do again=$(told $pin.again $in_a /tmp/teiji apply $P /tmp/policy.toml); [[ $again = "$pin.again 0 "* ]] && break; sleep 0.5; done
+          for n in $(seq 20); do again=$(told $pin.again $in_a /tmp/teiji apply --wait 60s $P /tmp/policy.toml); [[ $again = "$pin.again 0 "* ]] && break; sleep 0.5; done
           echo "$again"
           told $pin.has $in_a tc qdisc show dev va root
         done
-        told end $in_a /tmp/teiji rollback $P; kill -TERM $agent; wait $agent; told left ls /tmp/bpf/damage"#;
+        told end $in_a /tmp/teiji rollback --wait 60s $P; kill -TERM $agent; wait $agent; told left ls /tmp/bpf/damage"#;
     let told = Told(host.run(&format!("{TELL}{script}")).unwrap().text());
     let pins = told.line("pins").1;
     assert!(pins.split_whitespace().count() > 5, "{}", told.0);

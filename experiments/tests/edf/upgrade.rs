@@ -26,7 +26,7 @@ pub fn from_0_1_0() {
 
         told version /tmp/former --version
         up /tmp/former /tmp/upgrade/first
-        told former $in_a /tmp/former apply $P /tmp/policy.toml
+        told former $in_a /tmp/former apply --wait 60s $P /tmp/policy.toml
         told latency cat $latency
         before=$(maps)
         $in_a /tmp/teiji-lab udp-flows --for 16 --flow 10.88.0.2:6000,rate=900000,size=1470 \
@@ -39,26 +39,26 @@ pub fn from_0_1_0() {
         sleep 2
         told status $in_a /tmp/teiji status $P
         told plan $in_a /tmp/teiji plan $P /tmp/policy.toml
-        told faster $in_a /tmp/teiji apply $P /tmp/faster.toml
+        told faster $in_a /tmp/teiji apply --wait 60s $P /tmp/faster.toml
         told same [ "$before" = "$(maps)" ]
         told stats once stats va
         wait $load; sleep 0.5
         told end once stats va
         told sent tail -n 1 /tmp/upgrade/sent
-        told back $in_a /tmp/teiji rollback $P
+        told back $in_a /tmp/teiji rollback --wait 60s $P
         told root $in_a tc qdisc show dev va root
         told restored [ "$(cat $latency)" = "$chosen" ]
         for n in $(seq 500); do grep -q "keeps its own" /tmp/upgrade/second && break; sleep 0.01; done
         told renewed cat /tmp/upgrade/second
-        told own $in_a /tmp/teiji apply $P /tmp/policy.toml
+        told own $in_a /tmp/teiji apply --wait 60s $P /tmp/policy.toml
         told other [ "$before" != "$(maps)" ]
-        told away $in_a /tmp/teiji rollback $P
+        told away $in_a /tmp/teiji rollback --wait 60s $P
         kill -TERM $agent; wait $agent
         told left ls /tmp/bpf/upgrade
 
         # A change by the former release that waits for a confirmation is undone by this one.
         up /tmp/former /tmp/upgrade/third
-        $in_a /tmp/former apply --confirm-within 300s $P /tmp/policy.toml >/tmp/upgrade/waits 2>&1 & waits=$!
+        $in_a /tmp/former apply --confirm-within 300s --wait 60s $P /tmp/policy.toml >/tmp/upgrade/waits 2>&1 & waits=$!
         for n in $(seq 500); do once stats va 2>/dev/null | grep -q packets && [ $(cat $latency) = 20 ] && break; sleep 0.01; done
         sleep 1
         told waits cat /tmp/upgrade/waits
