@@ -83,30 +83,50 @@ pub fn packets_are_told_apart(host: &LabHost, driver: &Driver) {
     driver.line("detach va").unwrap();
 }
 
+/// How many queues of best-effort flows the only link with channels has used since it got them: it has slot 0, and
+/// the state of a slot is zeroed when a link gets it.
+fn queues(host: &LabHost) -> u64 {
+    let count = "bpftool -j map lookup pinned /tmp/bpf/driver/edf/states key 0 0 0 0 | \
+                 jq '[.formatted.value.flow[] | select(.finish > 0)] | length'";
+    host.run(count).unwrap().ok().unwrap().parse().unwrap()
+}
+
 pub fn best_effort_is_shared(host: &LabHost, driver: &Driver) {
-    driver.line("link va rate=20000000").unwrap();
-    let before = received(host);
     // Three flows whose rates differ by a factor of four, each above its fair share, and one below its share.
     let flows: Vec<String> = [(7001, 40), (7002, 20), (7003, 10), (7004, 2)]
         .iter()
         .map(|(port, mbit)| format!("--flow 10.88.0.2:{port},rate={mbit}000000,size=1470"))
         .collect();
     let ports = "7001,7002,7003,7004";
-    let arrivals =
-        host.spawn(&format!("ip netns exec b /tmp/teiji-lab udp-arrivals --ports {ports} --idle 2")).unwrap();
-    arrivals.wait_for("receiving", std::time::Duration::from_secs(60)).unwrap();
-    let sent = send(host, 4.0, &flows.join(" "));
-    let printed = arrivals.wait().unwrap().ok().unwrap();
-    let arrived: Vec<Value> = serde_json::from_str(printed.lines().last().unwrap()).unwrap();
-    let got: Vec<u64> = arrived.iter().map(|a| a["received"].as_u64().unwrap()).collect();
-    assert!(received(host) > before);
+    // The kernel draws the hash of each socket, and flows with the same hash share a queue (LIMITATIONS.md): two of
+    // four do so 1 time in 171. Then other sockets send.
+    let attempt = || {
+        driver.line("link va rate=20000000").unwrap();
+        let before = received(host);
+        let arrivals = host
+            .spawn(&format!("ip netns exec b /tmp/teiji-lab udp-arrivals --ports {ports} --idle 2"))
+            .unwrap();
+        arrivals.wait_for("receiving", std::time::Duration::from_secs(60)).unwrap();
+        let sent = send(host, 4.0, &flows.join(" "));
+        let printed = arrivals.wait().unwrap().ok().unwrap();
+        let arrived: Vec<Value> = serde_json::from_str(printed.lines().last().unwrap()).unwrap();
+        let got: Vec<u64> = arrived.iter().map(|a| a["received"].as_u64().unwrap()).collect();
+        assert!(received(host) > before);
+        // The host itself sends a few packets, such as router solicitations: each may have a queue of its own.
+        let stats = driver.stats("va").unwrap();
+        let all: u64 = ["be_packets", "be_drops"].iter().map(|what| stats[what].as_u64().unwrap()).sum();
+        let others = all.saturating_sub(sent.iter().sum());
+        let apart = queues(host) >= flows.len() as u64 + others;
+        driver.line("detach va").unwrap();
+        apart.then_some((sent, got))
+    };
+    let (sent, got) = (0..4).find_map(|_| attempt()).expect("each of the four flows has a queue of its own");
     assert_eq!(got[3], sent[3], "a flow below its share lost packets: {got:?} of {sent:?}");
     let (least, most) = (got[..3].iter().min().unwrap(), got[..3].iter().max().unwrap());
     // The queue's contents at the end are not shared equally: one flow may have up to a third of the 4 MiB more than
     // another.
     assert!(*most as f64 <= *least as f64 * 1.6, "shares {got:?}");
     assert!(got[0] + got[1] + got[2] > 5000, "{got:?}");
-    driver.line("detach va").unwrap();
 }
 
 /// On an idle link each packet leaves the queue at once, and its last bit is sent 3.07 ms later.
