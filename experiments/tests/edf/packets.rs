@@ -199,8 +199,10 @@ pub fn two_links_at_once(host: &LabHost, driver: &Driver) {
         let stats = driver.stats(dev).unwrap();
         assert_eq!((of(&stats, "c", "packets"), of(&stats, "c", "misses")), (n, 0), "{dev}: {stats}");
         let bits = 8.0 * (stats["rt_bytes"].as_f64().unwrap() + stats["be_bytes"].as_f64().unwrap());
-        // Not exact, because the statistics are read shortly after the last packet was sent.
-        assert!((0.9..=1.6).contains(&(bits / 2.0 / rate)), "{dev} sent {bits} bits in 2 s");
+        // The sender may end a little late, and the statistics are read some time after that. What was queued then may
+        // leave meanwhile: half of the 4 MiB at most, as there is one flow of best effort.
+        let most = 1.05 + f64::from(2u32 << 20) * 8.0 / 2.0 / rate;
+        assert!((0.9..=most).contains(&(bits / 2.0 / rate)), "{dev} sent {bits} bits in 2 s");
     }
     driver.line("detach va").unwrap();
     assert!(root(host, "wa").contains("teiji_edf"));
