@@ -78,7 +78,7 @@ impl<'a> Hierarchy<'a> {
     pub(crate) fn of_threads(&self, pid: u32) -> BTreeSet<String> {
         let Some(tasks) = self.root.dir(&format!("proc/{pid}/task")) else { return BTreeSet::new() };
         let group = |tid: u32| group_in(&tasks.text(&format!("{tid}/cgroup"))?);
-        tasks.numbers().into_iter().filter_map(group).collect()
+        tasks.threads().into_iter().filter_map(group).collect()
     }
 
     /// The processes in a group and in those below it; `None` if they cannot be listed.

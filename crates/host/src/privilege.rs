@@ -10,6 +10,7 @@
 //! The kernel keeps capabilities for each thread, so each thread gives up its own, and [`confirm`] looks at all of
 //! them.
 
+use crate::root;
 use nix::sys::prctl;
 use nix::unistd::{Gid, Uid, geteuid, getuid, setgroups, setresgid, setresuid};
 use rustix::thread::{
@@ -144,8 +145,8 @@ fn empty_bounding_set() -> Result<(), rustix::io::Errno> {
 pub fn confirm() -> Result<(), Error> {
     let tasks = Path::new("/proc/self/task");
     let unknown = |path: &Path, source| Error::Unknown { path: path.to_owned(), source };
-    for entry in std::fs::read_dir(tasks).map_err(|e| unknown(tasks, e))? {
-        let path = entry.map_err(|e| unknown(tasks, e))?.path().join("status");
+    for tid in root::threads(tasks).map_err(|e| unknown(tasks, e))? {
+        let path = tasks.join(format!("{tid}/status"));
         let status = match std::fs::read_to_string(&path) {
             Ok(status) => status,
             // The thread has ended meanwhile.
@@ -153,8 +154,7 @@ pub fn confirm() -> Result<(), Error> {
             Err(e) => return Err(unknown(&path, e)),
         };
         if let Some(line) = kept(&status) {
-            let thread = path.parent().and_then(Path::file_name).unwrap_or_default();
-            return Err(Error::Kept { thread: thread.to_string_lossy().into_owned(), line });
+            return Err(Error::Kept { thread: tid.to_string(), line });
         }
     }
     Ok(())

@@ -5,8 +5,9 @@
 //! relative to its directory ([`Dir`]), whose path the kernel then walks once.
 
 use rustix::buffer::spare_capacity;
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, openat, readlinkat, statat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, SeekFrom, openat, readlinkat, seek, statat};
 use rustix::io::Errno;
+use std::collections::BTreeSet;
 use std::fs;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -154,6 +155,11 @@ impl Dir {
     pub(crate) fn numbers(&self) -> Vec<u32> {
         numbers(&entries(&self.dir).unwrap_or_default())
     }
+
+    /// The threads in this directory `task` of a process, as [`threads`] lists them; empty if it cannot be read.
+    pub(crate) fn threads(&self) -> Vec<u32> {
+        threads_in(&self.dir).unwrap_or_default()
+    }
 }
 
 fn numbers(names: &[String]) -> Vec<u32> {
@@ -195,6 +201,36 @@ pub(crate) fn list(dir: &Path) -> std::io::Result<Vec<String>> {
     Ok(entries(&open(CWD, dir, OFlags::DIRECTORY)?)?)
 }
 
+/// How many times the threads of a process are listed.
+const LISTINGS: usize = 8;
+
+/// The ids of the threads in a directory `task` of a process, ascending, those that end meanwhile among them. No thread that
+/// lives is left out.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn threads(dir: &Path) -> std::io::Result<Vec<u32>> {
+    Ok(threads_in(&open(CWD, dir, OFlags::DIRECTORY)?)?)
+}
+
+/// The kernel ends a listing at a thread that has just ended (`next_tid()`, fs/proc/base.c). It then goes on by an index in its
+/// list (`first_tid()`), in which the threads after that one have moved down by one: the next one is left out. So threads are
+/// listed until two listings in a row are the same, and those of all listings are taken.
+fn threads_in(dir: &OwnedFd) -> Result<Vec<u32>, Errno> {
+    let mut all: BTreeSet<u32> = BTreeSet::new();
+    let mut before: Option<Vec<u32>> = None;
+    for _ in 0..LISTINGS {
+        seek(dir, SeekFrom::Start(0))?;
+        let listed = numbers(&entries(dir)?);
+        all.extend(&listed);
+        if before.as_ref() == Some(&listed) {
+            break;
+        }
+        before = Some(listed);
+    }
+    Ok(all.into_iter().collect())
+}
+
 /// Names in an open directory. The standard library would also ask for the kind of the file.
 fn entries(dir: &OwnedFd) -> Result<Vec<String>, Errno> {
     let mut buffer = [MaybeUninit::uninit(); 2 * USUAL];
@@ -212,6 +248,8 @@ fn entries(dir: &OwnedFd) -> Result<Vec<String>, Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc;
+    use std::thread::JoinHandle;
 
     #[test]
     fn a_file_is_read_completely_and_a_usual_one_into_one_buffer() {
@@ -223,6 +261,41 @@ mod tests {
             let read = root.bytes("file").unwrap();
             assert_eq!(read, wanted);
             assert!(length >= USUAL || read.capacity() < 2 * USUAL, "{length}: {}", read.capacity());
+        }
+    }
+
+    /// A thread that lives until the sender is dropped, and its id.
+    fn thread() -> (u32, mpsc::Sender<()>, JoinHandle<()>) {
+        let (tell, told) = mpsc::channel();
+        let (end, ended) = mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            tell.send(nix::unistd::gettid().as_raw() as u32).unwrap();
+            let _ = ended.recv();
+        });
+        (told.recv().unwrap(), end, thread)
+    }
+
+    /// After each thread that ends comes one that lives, which the kernel leaves out of a listing if the other one ends in the
+    /// middle of it.
+    #[test]
+    fn threads_that_end_hide_no_others() {
+        let tasks = Root::default().dir("proc/self/task").unwrap();
+        for _ in 0..200 {
+            let (ending, living): (Vec<_>, Vec<_>) = (0..8).map(|_| (thread(), thread())).unzip();
+            for (_, end, thread) in ending {
+                drop(end);
+                for _ in 0..8 {
+                    let listed = tasks.threads();
+                    for (id, ..) in &living {
+                        assert!(listed.contains(id), "{id} lives and is not in {listed:?}");
+                    }
+                }
+                thread.join().unwrap();
+            }
+            for (_, end, thread) in living {
+                drop(end);
+                thread.join().unwrap();
+            }
         }
     }
 }

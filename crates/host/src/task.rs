@@ -22,9 +22,8 @@ pub fn task(root: &Root, id: u32) -> Option<Task> {
 
 /// Whether a thread of the process is ending, as all of them do when it was killed, though not at the same instant.
 pub(crate) fn is_exiting(root: &Root, process: u32) -> bool {
-    let dir = format!("proc/{process}/task");
-    let stat = |tid| root.text(&format!("{dir}/{tid}/stat")).map(Stat);
-    root.numbers(&dir).into_iter().any(|tid| stat(tid).is_none_or(|stat| stat.ending()))
+    let Some(tasks) = root.dir(&format!("proc/{process}/task")) else { return false };
+    tasks.threads().into_iter().any(|tid| Stat::of_thread(&tasks, tid).is_none_or(|stat| stat.ending()))
 }
 
 /// Ok if the thread is still the same one.

@@ -50,7 +50,7 @@ impl Threads {
     pub(crate) fn of(root: &Root, pid: u32) -> Option<Threads> {
         let dir = root.dir(&format!("proc/{pid}/task"))?;
         let thread = |tid| Thread::of(tid, &Stat::of_thread(&dir, tid)?);
-        let all = dir.numbers().into_iter().filter_map(thread).collect();
+        let all = dir.threads().into_iter().filter_map(thread).collect();
         Some(Threads { all, dir })
     }
 

@@ -171,8 +171,8 @@ pub(super) fn disturbs(root: &Root, resource: &Resource) -> Vec<Resource> {
     if alive(root, *process).is_err() {
         return Vec::new();
     }
-    let threads = root.numbers(&format!("proc/{}/task", process.id));
-    threads.into_iter().filter_map(|id| task(root, id)).map(Resource::ThreadCpus).collect()
+    let Some(tasks) = root.dir(&format!("proc/{}/task", process.id)) else { return Vec::new() };
+    tasks.threads().into_iter().filter_map(|id| task(root, id)).map(Resource::ThreadCpus).collect()
 }
 
 /// Makes one of teiji's own groups, with the CPU controller if the hierarchy has it.
