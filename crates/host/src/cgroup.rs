@@ -5,6 +5,7 @@
 //! the root group.
 
 use crate::root::Root;
+use crate::task::Stat;
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
 
@@ -75,10 +76,19 @@ impl<'a> Hierarchy<'a> {
 
     /// The groups that the threads of a process are in; more than one for a VM that libvirt started. Empty if the
     /// process is gone.
+    ///
+    /// A thread that is ending when its process is moved stays where it is, and is listed until the kernel has released it.
+    /// So if there are several groups, those of such threads do not count.
     pub(crate) fn of_threads(&self, pid: u32) -> BTreeSet<String> {
         let Some(tasks) = self.root.dir(&format!("proc/{pid}/task")) else { return BTreeSet::new() };
-        let group = |tid: u32| group_in(&tasks.text(&format!("{tid}/cgroup"))?);
-        tasks.threads().into_iter().filter_map(group).collect()
+        let group = |tid: u32| Some((tid, group_in(&tasks.text(&format!("{tid}/cgroup"))?)?));
+        let mut threads: Vec<(u32, String)> = tasks.threads().into_iter().filter_map(group).collect();
+        if threads.windows(2).any(|two| two[0].1 != two[1].1) {
+            // Asked after its group was read: who is not ending now was not when the process was moved, and moved with it.
+            let stays = |tid| Stat::of_thread(&tasks, tid).is_some_and(|stat| !stat.ending());
+            threads.retain(|(tid, _)| stays(*tid));
+        }
+        threads.into_iter().map(|(_, group)| group).collect()
     }
 
     /// The processes in a group and in those below it; `None` if they cannot be listed.
@@ -172,6 +182,33 @@ mod tests {
         assert_eq!(common(&set(&["/a", "/b"])).as_deref(), Some("/"));
         assert_eq!(common(&set(&["/"])).as_deref(), Some("/"));
         assert_eq!(common(&set(&[])), None);
+    }
+
+    #[test]
+    fn a_thread_that_is_ending_was_not_moved_with_its_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        let hierarchy = Hierarchy { root: &root, mount: String::new(), has_cpu: OnceCell::new() };
+        let thread = |tid: u32, group: &str, flags: u64| {
+            let own = dir.path().join(format!("proc/5/task/{tid}"));
+            std::fs::create_dir_all(&own).unwrap();
+            std::fs::write(own.join("cgroup"), format!("0::{group}\n")).unwrap();
+            std::fs::write(own.join("stat"), format!("{tid} (a) S 1 1 1 0 -1 {flags} 0")).unwrap();
+        };
+        let ending = 0x4;
+        thread(5, "/new", 0);
+        thread(6, "/old", ending);
+        thread(7, "/new", 0);
+        assert_eq!(hierarchy.of_threads(5), set(&["/new"]));
+        thread(6, "/old", 0);
+        assert_eq!(hierarchy.of_threads(5), set(&["/new", "/old"]), "nobody has moved the process");
+        // Its stat has gone since its group was read.
+        std::fs::remove_file(dir.path().join("proc/5/task/6/stat")).unwrap();
+        assert_eq!(hierarchy.of_threads(5), set(&["/new"]));
+        for (tid, group) in [(5, "/new"), (6, "/old"), (7, "/new")] {
+            thread(tid, group, ending);
+        }
+        assert_eq!(hierarchy.of_threads(5), set(&[]), "the process is going");
     }
 
     #[test]

@@ -20,12 +20,6 @@ pub fn task(root: &Root, id: u32) -> Option<Task> {
     root.text(&format!("proc/{id}/task/{id}/stat")).map(Stat)?.task(id)
 }
 
-/// Whether a thread of the process is ending, as all of them do when it was killed, though not at the same instant.
-pub(crate) fn is_exiting(root: &Root, process: u32) -> bool {
-    let Some(tasks) = root.dir(&format!("proc/{process}/task")) else { return false };
-    tasks.threads().into_iter().any(|tid| Stat::of_thread(&tasks, tid).is_none_or(|stat| stat.ending()))
-}
-
 /// Ok if the thread is still the same one.
 pub(crate) fn alive(root: &Root, wanted: Task) -> Result<(), ResourceError> {
     match task(root, wanted.id) {
@@ -73,7 +67,7 @@ impl Stat {
     }
 
     /// Whether it is ending, or has ended and has not been waited for.
-    fn ending(&self) -> bool {
+    pub(crate) fn ending(&self) -> bool {
         self.field(3).is_none_or(|state| matches!(state, "Z" | "X" | "x"))
             || self.number::<u64>(9).is_some_and(|flags| flags & PF_EXITING != 0)
     }

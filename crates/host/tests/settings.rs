@@ -367,11 +367,11 @@ fn a_process_that_could_not_return_is_not_moved() {
         let refused = settings.write(&process, &Value::Group(bad.into()));
         assert!(matches!(refused, Err(ResourceError::Refused(_))), "{bad}");
     }
-    // killed: some threads were moved, others were ending and stayed
-    put_in_group(700, "/machine.slice");
-    put_in_group(701, &own_group(700));
+    // moved, but for a thread that was ending and stayed
+    put_in_group(700, &own_group(700));
+    put_in_group(701, "/machine.slice");
     host.thread("proc/700/task/701", "CPU 0/KVM", "0", 0, 0x4);
-    assert_eq!(settings.read(&process), Err(ResourceError::Gone("thread 700".into())));
+    assert_eq!(settings.read(&process), Ok(own));
     host.thread("proc/700/task/701", "CPU 0/KVM", "0", 0, 0);
     for (group, says) in [("/a (deleted)", "removed"), ("/../b", "namespace")] {
         put_in_group(700, group);

@@ -15,7 +15,7 @@
 use super::{Access, Facts, errors, file};
 use crate::cgroup::{self, Hierarchy, OWN};
 use crate::root::Root;
-use crate::task::{alive, gone, is_exiting, task};
+use crate::task::{alive, gone, task};
 use nix::errno::Errno;
 use std::collections::BTreeSet;
 use std::fs;
@@ -31,7 +31,7 @@ impl Access for Group {
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {
         for (vm, groups) in facts.vms.iter().zip(facts.groups) {
             let hierarchy = facts.hierarchy.map_err(errors::unsupported);
-            let read = hierarchy.and_then(|_| only(facts.root, groups, vm.process));
+            let read = hierarchy.and_then(|_| only(groups, vm.process));
             found.record(Resource::Group(vm.process), read.map(Value::Group));
         }
     }
@@ -40,7 +40,7 @@ impl Access for Group {
         let Resource::Group(task) = resource else { return Err(errors::no_such_value()) };
         alive(root, *task)?;
         let hierarchy = Hierarchy::find(root).map_err(errors::unsupported)?;
-        let group = present(root, &hierarchy, *task)?;
+        let group = present(&hierarchy, *task)?;
         alive(root, *task)?;
         Ok(Value::Group(group))
     }
@@ -57,19 +57,15 @@ impl Access for Group {
 ///
 /// # Errors
 /// `Unsupported` if they are in several: moving the process would move them into one, which could not be undone.
-fn present(root: &Root, hierarchy: &Hierarchy, task: Task) -> Result<String, ResourceError> {
-    only(root, &hierarchy.of_threads(task.id), task)
+fn present(hierarchy: &Hierarchy, task: Task) -> Result<String, ResourceError> {
+    only(&hierarchy.of_threads(task.id), task)
 }
 
 /// The same, if these are the groups of its threads.
-fn only(root: &Root, groups: &BTreeSet<String>, task: Task) -> Result<String, ResourceError> {
+fn only(groups: &BTreeSet<String>, task: Task) -> Result<String, ResourceError> {
     let mut groups = groups.iter();
     let group = groups.next().ok_or_else(|| gone(task))?;
     if groups.next().is_some() {
-        if is_exiting(root, task.id) {
-            // Only threads that are not yet ending have moved with their process.
-            return Err(gone(task));
-        }
         return Err(errors::unsupported(
             "its threads are in several groups, as those of libvirt's VMs are, and would not return to them; use \
              virsh schedinfo instead",
@@ -108,7 +104,7 @@ fn write(root: &Root, task: Task, group: &str) -> Result<(), ResourceError> {
 /// Moves a process into one of teiji's own groups.
 fn enter(root: &Root, hierarchy: &Hierarchy, task: Task, group: &str) -> Result<(), ResourceError> {
     alive(root, task)?;
-    let before = present(root, hierarchy, task)?;
+    let before = present(hierarchy, task)?;
     if before == group {
         return Ok(());
     }
@@ -129,7 +125,7 @@ fn leave(root: &Root, hierarchy: &Hierarchy, task: Task, group: &str) -> Result<
     if !hierarchy.exists(group) {
         return Err(missing(group));
     }
-    match present(root, hierarchy, task)? == group {
+    match present(hierarchy, task)? == group {
         true => Ok(()),
         false => migrate(root, hierarchy, task, group),
     }
