@@ -5,6 +5,7 @@
 mod front;
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::symlink;
@@ -234,6 +235,14 @@ fn one_agent_keeps_a_folder_of_pins_whatever_their_state_directories() {
     Agent::start(&fixture, &fixture.dir.path().join("other")).says("the agent keeps deadlines");
 }
 
+/// Removes a folder of pins from its place by one step. If it is removed pin by pin, the agent may pin again what is missing before
+/// the folder is empty.
+fn remove_at_once(folder: &Path, bpf: &Path) {
+    let removed = bpf.join("removed");
+    fs::rename(folder, &removed).unwrap();
+    fs::remove_dir_all(removed).unwrap();
+}
+
 #[test]
 fn pins_that_somebody_removes_are_pinned_again() {
     let fixture = Fixture::new(1);
@@ -244,9 +253,10 @@ fn pins_that_somebody_removes_are_pinned_again() {
     let ids = || ["registry_v99", "beat", "users"].map(|name| id(&edf.join(name)));
     let before = ids();
     assert!(before.iter().all(Option::is_some));
+    let bpf = fixture.dir.path().join("bpf");
     for remove in [fixture.pins(), edf.clone(), edf.join("users")] {
         if remove.is_dir() {
-            fs::remove_dir_all(&remove).unwrap()
+            remove_at_once(&remove, &bpf)
         } else {
             fs::remove_file(&remove).unwrap()
         }
@@ -262,7 +272,6 @@ fn pins_that_somebody_removes_are_pinned_again() {
     Agent::start(&fixture, &fixture.dir.path().join("other")).says("serves these pins");
 
     // The file system itself is removed: nothing can be pinned until there is one again.
-    let bpf = fixture.dir.path().join("bpf");
     nix::mount::umount2(&bpf, nix::mount::MntFlags::MNT_DETACH).unwrap();
     let message = agent.says("mount -t bpf");
     assert!(message.contains("is gone") && fixture.heartbeat_continues(), "{message}");
@@ -271,13 +280,13 @@ fn pins_that_somebody_removes_are_pinned_again() {
     assert_eq!(ids(), before);
 
     // The pins of another process are left alone, and the agent's own unpinned map stays in use.
-    fs::remove_dir_all(fixture.pins()).unwrap();
+    remove_at_once(&fixture.pins(), &bpf);
     let elsewhere = bpf.join("elsewhere");
     fs::create_dir_all(elsewhere.join("edf")).unwrap();
     let others = pinned(&elsewhere.join("edf"), 1);
-    within(|| fixture.pins().exists());
-    fs::rename(fixture.pins(), bpf.join("ours")).unwrap();
-    fs::rename(&elsewhere, fixture.pins()).unwrap();
+    assert!(within(|| edf.exists()), "the folder gets this name when it is complete");
+    // By one step: what is missing in between is pinned again.
+    renameat2(AT_FDCWD, &elsewhere, AT_FDCWD, &fixture.pins(), RenameFlags::RENAME_EXCHANGE).unwrap();
     let message = agent.says("has the pins of another process");
     assert!(message.contains("1 links") && fixture.heartbeat_continues(), "{message}");
     let beat = &others.iter().find(|(name, _)| *name == "beat").unwrap().1;
