@@ -144,6 +144,11 @@ fn one_process_confirms_another() {
             assert!(Instant::now() < until, "the other process does not apply");
             std::thread::sleep(Duration::from_millis(5));
         }
+        // It still holds the lock while the disk takes the file that says so.
+        while engine.status().unwrap().busy {
+            assert!(Instant::now() < until, "the other process does not release the lock");
+            std::thread::sleep(Duration::from_millis(5));
+        }
         let status = engine.status().unwrap();
         assert!(status.transaction.unwrap().can_be_confirmed());
         assert!(matches!(apply(&engine, None), Err(Error::Awaiting { pid, .. }) if pid == child.id()));
