@@ -130,12 +130,19 @@ mod tests {
         let pid = ended.id();
         assert!(ended.wait_with_output().unwrap().status.success());
         let mut kinds = std::collections::BTreeSet::new();
-        processes.0.read(&mut |message| {
-            let event = message.and_then(|m| m.get(HEADER + CONNECTOR_HEADER..)).unwrap_or_default();
-            if u32_at(event, DATA + 4) == Some(pid) || u32_at(event, DATA + 12) == Some(pid) {
-                kinds.extend(u32_at(event, 0));
+        // The kernel wakes who waits for the process before it tells of the end (`do_exit()`): the event may not be there yet.
+        for _ in 0..60_000 {
+            processes.0.read(&mut |message| {
+                let event = message.and_then(|m| m.get(HEADER + CONNECTOR_HEADER..)).unwrap_or_default();
+                if u32_at(event, DATA + 4) == Some(pid) || u32_at(event, DATA + 12) == Some(pid) {
+                    kinds.extend(u32_at(event, 0));
+                }
+            });
+            if kinds.is_empty() || kinds.contains(&EXIT) {
+                break;
             }
-        });
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
         // Without CONFIG_PROC_EVENTS nothing comes.
         if !kinds.is_empty() {
             assert!(kinds.contains(&EXIT), "{kinds:x?}");
