@@ -157,8 +157,18 @@ pub(super) fn connected(socket: &OwnedFd) -> Result<bool, Errno> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+    use nix::sys::socket::{SockaddrIn, bind, getsockname};
+
+    /// An address where nobody listens: connections to it are refused. It is kept from others as long as the socket is there, which
+    /// the port of a listener that was closed is not.
+    pub(in super::super) fn nobody_listens() -> (OwnedFd, SocketAddr) {
+        let bound = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
+        bind(bound.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0)).unwrap();
+        let address = getsockname::<SockaddrIn>(bound.as_raw_fd()).unwrap().into();
+        (bound, address)
+    }
 
     fn vm(name: &str, pid: u32) -> Vm {
         Vm { name: name.into(), pid, ..Vm::default() }
@@ -180,7 +190,8 @@ mod tests {
         let address = Address::Tcp(listener.local_addr().unwrap());
         let socket = address.dial().unwrap();
         while !connected(&socket).unwrap() {}
-        drop(listener);
+        let (_bound, address) = nobody_listens();
+        let address = Address::Tcp(address);
         let refused = address.dial().map(|socket| {
             loop {
                 match connected(&socket) {

@@ -1,5 +1,6 @@
 //! Guests over TCP: one that knows the token is asked; whatever else is at its address spoils nothing but its reports.
 
+use super::super::guest_address::tests::nobody_listens;
 use super::*;
 use proptest::prelude::*;
 use std::io::{Read, Write};
@@ -180,7 +181,7 @@ fn a_guest_with_another_token_is_told_from_one_that_does_not_run() {
     });
     left(&mut asking(address), &mut Heard::default(), "the token differs: --guest-token");
     guest.join().unwrap();
-    // Nobody listens there any more.
+    let (_bound, address) = nobody_listens();
     left(&mut asking(address), &mut Heard::default(), "start `teiji-guest serve --tcp 127.0.0.1:");
 }
 
