@@ -92,6 +92,7 @@ fn vm(pid: u32, threads: &[u32], tap: u32, mac: [u8; 6]) -> Vm {
         }],
         memory: None,
         memory_nodes: Vec::new(),
+        given: Vec::new(),
     }
 }
 

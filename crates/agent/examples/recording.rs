@@ -133,6 +133,7 @@ fn meta() -> Meta {
         nics: vec![nic],
         memory: Some(512 << 20),
         memory_nodes: vec![512 << 20],
+        given: Vec::new(),
     };
     Meta {
         teiji: env!("CARGO_PKG_VERSION").into(),

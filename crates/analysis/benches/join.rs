@@ -35,6 +35,7 @@ fn meta() -> Meta {
         nics: vec![nic],
         memory: None,
         memory_nodes: vec![],
+        given: Vec::new(),
     };
     Meta { vms: vec![vm], ..Meta::default() }
 }

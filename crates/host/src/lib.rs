@@ -18,6 +18,7 @@
 //! | `nic_counters` | what NICs count of the packets that they lose |
 //! | `numa` | a VMM's memory by NUMA node |
 //! | `observe` | the host as a plan needs to know it |
+//! | `passthrough` | NICs of the host that were given to a VM (VFIO) |
 //! | [`priority`] | the priority of what the agent starts |
 //! | [`privilege`] | gives up privileges that a process no longer needs |
 //! | `resource` | observes, reads and changes resources, one file for each kind |
@@ -41,6 +42,7 @@ mod net;
 mod nic_counters;
 mod numa;
 mod observe;
+mod passthrough;
 pub mod priority;
 pub mod privilege;
 pub mod requirement;

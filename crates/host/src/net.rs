@@ -7,7 +7,7 @@ use crate::rtnl::{Link, Rtnl};
 use nix::errno::Errno;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use teiji_model::host::{DataPlane, Nic, Vm};
+use teiji_model::host::{DataPlane, GivenNic, Nic, Vm};
 use teiji_model::qdisc::Device;
 
 /// How often a device may be renamed while its name is looked for.
@@ -149,17 +149,10 @@ fn namespace(root: &Root, pid: &str) -> Option<String> {
 }
 
 /// The VM's NICs that have no tap.
-pub(crate) fn without_tap(root: &Root, line: &CommandLine) -> Vec<Nic> {
+pub(crate) fn without_tap(given: &[GivenNic], line: &CommandLine) -> Vec<Nic> {
     let nic =
         |tap: String, mac, data_plane| Nic { tap, ifindex: 0, mac, bridge: None, data_plane, queues: 0 };
-    // The class of network controllers is 02; other devices that were given to the VM are no NICs.
-    let class = |at: &String| root.text(&format!("sys/bus/pci/devices/{at}/class"));
-    let sane = |at: &String| !at.contains('/') && at != "..";
-    let given = line
-        .given_devices()
-        .into_iter()
-        .filter(|at| sane(at) && class(at).is_some_and(|c| c.starts_with("0x02")));
-    let given = given.map(|at| nic(at, None, DataPlane::Passthrough));
+    let given = given.iter().map(|given| nic(given.address.clone(), None, DataPlane::Passthrough));
     given.chain(line.vhost_user().into_iter().map(|(id, mac)| nic(id, mac, DataPlane::VhostUser))).collect()
 }
 
@@ -196,6 +189,7 @@ impl Root {
             nics: vec![nic],
             memory: None,
             memory_nodes: Vec::new(),
+            given: Vec::new(),
         })
     }
 }

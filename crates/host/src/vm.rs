@@ -7,7 +7,7 @@ use crate::resource::Devices;
 use crate::root::{self, Root};
 use crate::task::alive;
 use crate::thread::{self, Thread, Threads};
-use crate::{Error, net, numa};
+use crate::{Error, net, numa, passthrough};
 use std::collections::BTreeMap;
 use teiji_model::host::{Identity, Vm, Worker};
 use teiji_model::resource::Task;
@@ -116,6 +116,7 @@ struct Open {
     vm_fds: Vec<u32>,
     vcpus: usize,
     net: net::Descriptors,
+    vfio: passthrough::Vfio,
 }
 
 /// What a process has open, if it is a VMM.
@@ -129,6 +130,7 @@ fn open(root: &Root, pid: u32) -> Option<Open> {
             "/dev/vhost-net" => open.net.vhost_net += 1,
             "/dev/net/tun" => open.net.taps.extend(net::tap(root, pid, fd).map(|name| (fd, name))),
             other if other.starts_with("anon_inode:kvm-vcpu") => open.vcpus += 1,
+            other if open.vfio.note(other) => {}
             other => {
                 let index = other.strip_prefix("/dev/tap").and_then(|index| index.parse().ok());
                 open.net.macvtaps.extend(index.map(|index| (fd, index)));
@@ -155,12 +157,14 @@ fn vm(root: &Root, vmm: &Vmm, shared: &Shared<'_>) -> Option<Found> {
     let (vcpus, vcpu_tasks) = thread::vcpus(root, pid, &threads, &open.vm_fds).into_iter().unzip();
     let (workers, worker_tasks) = thread::workers(&threads, &shared.workers).into_iter().unzip();
     let mut nics = shared.taps.nics(pid, &open.net, &line.netdevs());
-    nics.extend(net::without_tap(root, &line));
+    let given = passthrough::given(root, &open.vfio, &line);
+    nics.extend(net::without_tap(&given, &line));
     let own = line.name();
     let (mut identity, named) = shared.domains.identify(root, *process, own.as_deref());
     identity.uuid = line.uuid();
     let name = named.or(own).unwrap_or_else(|| format!("pid:{pid}"));
-    let vm = Vm { name, pid, vcpus, workers, nics, memory: line.memory(), memory_nodes: Vec::new() };
+    let memory = line.memory();
+    let vm = Vm { name, pid, vcpus, workers, nics, memory, memory_nodes: Vec::new(), given };
     Some(Found { vm, identity, process: *process, vcpus: vcpu_tasks, workers: worker_tasks })
 }
 

@@ -87,6 +87,52 @@ fn macvtaps_and_nics_without_a_tap() {
     assert_eq!(seen, [true, false, false, false]);
 }
 
+/// Virtual functions are known by what the VMM has open, also if they are not on its command line.
+#[test]
+fn virtual_functions_of_a_nic() {
+    let host = FakeHost::new();
+    host.vmm(700, "qemu -name a -device vfio-pci,host=01:10.4 -device vfio-pci,host=02:00.0", &KVM);
+    // Groups of the IOMMU; 3 has another device, which the VM was not given.
+    for (fd, group) in [(20, "1"), (21, "2"), (22, "3"), (23, "vfio"), (24, "noiommu-9")] {
+        host.link(&format!("proc/700/fd/{fd}"), &format!("/dev/vfio/{group}"));
+    }
+    host.link("proc/700/fd/25", "/dev/vfio/devices/vfio7");
+    let device = |at: &str, group: u32, ids: [&str; 3], driver: &str| {
+        let dir = format!("sys/bus/pci/devices/{at}");
+        host.file(&format!("sys/kernel/iommu_groups/{group}/devices/{at}/class"), format!("{}\n", ids[0]));
+        for (file, text) in ["class", "vendor", "device"].into_iter().zip(ids) {
+            host.file(&format!("{dir}/{file}"), format!("{text}\n"));
+        }
+        host.link(&format!("{dir}/driver"), &format!("../../../bus/pci/drivers/{driver}"));
+    };
+    let vf = ["0x020000", "0x8086", "0x10ca"];
+    for (at, group, number) in [("0000:01:10.0", 1, 0), ("0000:01:10.4", 2, 2), ("0000:01:10.6", 4, 3)] {
+        device(at, group, vf, "vfio-pci");
+        host.link(&format!("sys/bus/pci/devices/{at}/physfn"), "../0000:01:00.0");
+        host.link(&format!("sys/bus/pci/devices/0000:01:00.0/virtfn{number}"), &format!("../{at}"));
+    }
+    host.file("sys/bus/pci/devices/0000:01:00.0/net/eth1/ifindex", "4\n");
+    device("0000:02:00.0", 3, ["0x020000", "0x15b3", "0x1017"], "mlx5_vfio_pci");
+    device("0000:02:00.1", 3, ["0x020000", "0x15b3", "0x1017"], "vfio-pci");
+    device("0000:00:1f.0", 3, ["0x060100", "0x8086", "0x2918"], "vfio-pci");
+    host.link("sys/class/vfio-dev/vfio7/device", "../../../devices/pci0000:00/0000:01:10.6");
+
+    let vms = host.root().vms().unwrap();
+    let given: Vec<_> =
+        vms[0].given.iter().map(|g| (g.address.as_str(), g.vendor, g.device, g.what())).collect();
+    let vf = |at: &'static str, what: &str| (at, 0x8086, 0x10ca, what.to_owned());
+    let wanted = [
+        vf("0000:01:10.0", "VF 0 of eth1"),
+        vf("0000:01:10.4", "VF 2 of eth1"),
+        vf("0000:01:10.6", "VF 3 of eth1"),
+        ("0000:02:00.0", 0x15b3, 0x1017, "whole NIC".to_owned()),
+    ];
+    assert_eq!(given, wanted);
+    let nics: Vec<_> = vms[0].nics.iter().map(|n| (n.tap.as_str(), n.data_plane)).collect();
+    assert_eq!(nics, wanted.map(|(at, ..)| (at, DataPlane::Passthrough)));
+    assert!(vms[0].nics.iter().zip(&vms[0].given).all(|(nic, given)| vms[0].given_nic(nic) == Some(given)));
+}
+
 /// For `numa_maps` the kernel walks the page tables of the VMM under its memory map lock: a trace that looks for new VMs must not
 /// have it read.
 #[test]

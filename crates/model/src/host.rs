@@ -21,6 +21,54 @@ pub struct Vm {
     pub memory: Option<u64>,
     /// Resident memory of the VMM by NUMA node, bytes; empty if it was not read, as it is only to be shown.
     pub memory_nodes: Vec<u64>,
+    /// More about those of its network interfaces that are [`DataPlane::Passthrough`]. Has a place of its own wherever a VM is
+    /// written, so that what older versions of teiji read stays the same.
+    #[serde(skip)]
+    pub given: Vec<GivenNic>,
+}
+
+/// A NIC of the host that was given to a VM (VFIO).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GivenNic {
+    /// Its PCI address on the host, which is also [`Nic::tap`].
+    pub address: String,
+    /// Its PCI vendor id, as the guest sees it, too; 0 if not known.
+    pub vendor: u16,
+    /// Its PCI device id; 0 if not known.
+    pub device: u16,
+    /// Which virtual function of a NIC it is; `None` if it is a whole NIC.
+    pub function: Option<VirtualFunction>,
+}
+
+/// A virtual function of an SR-IOV NIC.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VirtualFunction {
+    /// The PCI address of the physical function.
+    pub physical: String,
+    /// The physical function's network interface, if it has one in this network namespace. Untrusted text.
+    pub link: Option<String>,
+    /// The number of the virtual function, from 0, as `ip link set LINK vf NUMBER` counts.
+    pub number: u32,
+}
+
+impl GivenNic {
+    /// What it is, such as `VF 2 of eth1`. Untrusted text.
+    pub fn what(&self) -> String {
+        match &self.function {
+            Some(VirtualFunction { physical, link, number }) => {
+                format!("VF {number} of {}", link.as_deref().unwrap_or(physical))
+            }
+            None => "whole NIC".to_owned(),
+        }
+    }
+}
+
+impl Vm {
+    /// More about a network interface that is passed through.
+    pub fn given_nic(&self, nic: &Nic) -> Option<&GivenNic> {
+        let passed = nic.data_plane == DataPlane::Passthrough;
+        self.given.iter().find(|given| passed && given.address == nic.tap)
+    }
 }
 
 /// Users whose VMs may name themselves, unless the policy lists others: root, and the users that packages of QEMU and
@@ -208,7 +256,9 @@ impl Nic {
     /// What of its packets cannot be seen, why, and what helps; `None` if they are followed on their whole path.
     pub fn unseen(&self) -> Option<&'static str> {
         Some(match self.data_plane {
-            DataPlane::Passthrough => "not seen, as its packets never pass the host's kernel (VFIO)",
+            DataPlane::Passthrough => {
+                "not seen: of its packets, only the interrupts pass the host's kernel (VFIO)"
+            }
             DataPlane::VhostUser => "not seen, as its packets pass another process by shared memory",
             _ if self.ifindex == 0 => "not seen, as its tap is in another network namespace; run teiji there",
             DataPlane::UserspaceMacvtap => {

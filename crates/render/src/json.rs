@@ -4,7 +4,7 @@
 
 use crate::text::vms::doubt;
 use serde::Serialize;
-use teiji_model::host::{self, Identity, Requirement};
+use teiji_model::host::{self, GivenNic, Identity, Requirement};
 use teiji_model::{plan, status};
 
 /// `teiji plan --json`.
@@ -94,6 +94,8 @@ pub struct Vms<'a> {
 struct Vm<'a> {
     #[serde(flatten)]
     vm: &'a host::Vm,
+    /// More about those of its NICs that are passed through.
+    given: &'a [GivenNic],
     identity: &'a Identity,
     /// Why its name cannot be relied on; `None` if it can.
     doubt: Option<String>,
@@ -102,7 +104,13 @@ struct Vm<'a> {
 impl<'a> Vms<'a> {
     /// VMs, and the origin of their names.
     pub fn new(vms: &'a [(host::Vm, Identity)]) -> Self {
-        let vms = vms.iter().map(|(vm, identity)| Vm { vm, identity, doubt: doubt(vm, identity) });
+        let vm = |(vm, identity): &'a (host::Vm, Identity)| Vm {
+            vm,
+            given: &vm.given,
+            identity,
+            doubt: doubt(vm, identity),
+        };
+        let vms = vms.iter().map(vm);
         Vms { schema: 1, vms: vms.collect() }
     }
 }

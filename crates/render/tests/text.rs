@@ -145,6 +145,41 @@ fn vms_say_which_nics_are_not_seen_and_why() {
 }
 
 #[test]
+fn vms_say_which_virtual_function_a_nic_is() {
+    use teiji_model::host::{DataPlane, GivenNic, VirtualFunction};
+    let mut vm = common::vm("sip1", 4240);
+    (vm.nics[0].tap, vm.nics[0].ifindex, vm.nics[0].bridge) = ("0000:01:10.4".into(), 0, None);
+    vm.nics[0].data_plane = DataPlane::Passthrough;
+    let identity = Identity {
+        uid: Some(0),
+        user: Some("root".into()),
+        named_by: NamedBy::Itself,
+        started: None,
+        uuid: None,
+        unconfirmed: false,
+    };
+    let function = |link: Option<&str>| VirtualFunction {
+        physical: "0000:01:00.0".into(),
+        link: link.map(str::to_owned),
+        number: 2,
+    };
+    let shown = [
+        (Some(function(Some("eth1"))), "VF 2 of eth1"),
+        (Some(function(Some("\u{1b}[31m"))), r"VF 2 of \u{1b}[31m"),
+        (Some(function(None)), "VF 2 of 0000:01:00.0"),
+        (None, "whole NIC"),
+    ];
+    for (function, what) in shown {
+        vm.given = vec![GivenNic { address: "0000:01:10.4".into(), function, ..GivenNic::default() }];
+        let vms = [(vm.clone(), identity.clone())];
+        let text = vms_table(&vms, &UNICODE);
+        assert!(text.lines().any(|line| line.contains("0000:01:10.4") && line.contains(what)), "{text}");
+        let json = serde_json::to_value(teiji_render::json::Vms::new(&vms)).unwrap();
+        assert_eq!(json["vms"][0]["given"][0]["address"], "0000:01:10.4", "{json}");
+    }
+}
+
+#[test]
 fn doctor() {
     let requirement = |name: &str, present, essential| Requirement {
         name: name.into(),

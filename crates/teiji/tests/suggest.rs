@@ -41,6 +41,7 @@ fn meta(name: &str) -> Meta {
         nics: vec![nic],
         memory: None,
         memory_nodes: vec![],
+        given: Vec::new(),
     };
     Meta {
         started: T,

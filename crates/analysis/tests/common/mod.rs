@@ -37,6 +37,7 @@ pub fn vm(pid: u32, ifindex: u32) -> Vm {
         }],
         memory: None,
         memory_nodes: vec![],
+        given: Vec::new(),
     }
 }
 

@@ -257,6 +257,7 @@ fn each_thread_finds_its_own_clock() {
         nics: Vec::new(),
         memory: None,
         memory_nodes: Vec::new(),
+        given: Vec::new(),
     };
     super::targets::Targets::prepare(&object, &[vm]).unwrap();
     let find = |tid: u32| clock(&object, "find", tid, 0);

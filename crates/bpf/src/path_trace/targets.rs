@@ -345,6 +345,7 @@ mod tests {
             nics: taps.iter().map(nic).collect(),
             memory: None,
             memory_nodes: Vec::new(),
+            given: Vec::new(),
         }
     }
 

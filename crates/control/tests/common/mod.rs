@@ -43,6 +43,7 @@ pub fn vm(name: &str, pid: u32, vcpus: u32, workers: u32, group: Option<&str>, s
             nics: Vec::new(),
             memory: None,
             memory_nodes: Vec::new(),
+            given: Vec::new(),
         },
         identity: of_user("root", 0),
         process: task(pid),

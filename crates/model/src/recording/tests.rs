@@ -36,6 +36,7 @@ fn meta() -> Meta {
             }],
             memory: None,
             memory_nodes: vec![],
+            given: Vec::new(),
         }],
         devices: vec![(1, "lo".into()), (2, "eth0".into())],
     }

@@ -134,7 +134,7 @@ impl From<Vm> for host::Vm {
             last_cpu,
         };
         let vcpus = vcpus.into_iter().map(vcpu).collect();
-        host::Vm { name, pid, vcpus, workers, nics, memory, memory_nodes }
+        host::Vm { name, pid, vcpus, workers, nics, memory, memory_nodes, given: Vec::new() }
     }
 }
 

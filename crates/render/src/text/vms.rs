@@ -3,7 +3,7 @@
 use crate::table::{Cell, Table};
 use crate::terminal::{Style, Tone, columns, printable, shorten};
 use crate::units;
-use teiji_model::host::{DataPlane, Identity, Nic, Vm};
+use teiji_model::host::{DataPlane, GivenNic, Identity, Nic, Vm};
 
 /// Why a policy would not mean this VM by its name; `None` if it would. Untrusted text.
 pub fn doubt(vm: &Vm, identity: &Identity) -> Option<String> {
@@ -51,7 +51,7 @@ fn block(vm: &Vm, identity: &Identity, style: &Style) -> String {
     }
     let mut nics = Table::indented(2);
     for n in &vm.nics {
-        nics.row(nic(n));
+        nics.row(nic(n, vm.given_nic(n)));
     }
     for line in threads.lines(style).into_iter().chain(nics.lines(style)) {
         out += &line;
@@ -80,7 +80,7 @@ fn thread(what: String, tid: u32, cpus: &str, last: u32, kind: &str) -> Vec<Cell
     ]
 }
 
-fn nic(n: &Nic) -> Vec<Cell> {
+fn nic(n: &Nic, given: Option<&GivenNic>) -> Vec<Cell> {
     let mac =
         n.mac.map_or_else(|| "MAC not known".to_owned(), |m| m.map(|byte| format!("{byte:02x}")).join(":"));
     let (plane, tone) = match n.data_plane {
@@ -92,6 +92,9 @@ fn nic(n: &Nic) -> Vec<Cell> {
         DataPlane::VhostUser => ("vhost-user", Tone::Bad),
     };
     let bridge = match &n.bridge {
+        None if given.is_some() => {
+            given.map(|given| shorten(&printable(&given.what()), 24)).unwrap_or_default()
+        }
         Some(bridge) => format!("bridge {}", shorten(&printable(bridge), 16)),
         None if matches!(n.data_plane, DataPlane::Passthrough | DataPlane::VhostUser) => "no tap".to_owned(),
         None if n.ifindex == 0 => "other netns".to_owned(),

@@ -47,6 +47,7 @@ pub fn vm(name: &str, pid: u32) -> Vm {
         }],
         memory: Some(512 << 20),
         memory_nodes: vec![400 << 20, 20 << 20],
+        given: Vec::new(),
     }
 }
 
