@@ -26,6 +26,8 @@ pub fn why(report: &Report, vm: &VmReport) -> Vec<String> {
             "The guest is a client here: no packet is a request to it. Its own requests are shown below."
                 .into(),
         );
+    } else if inbound == 0 && vm.passthrough.as_ref().is_some_and(|p| p.requests.is_some()) {
+        why.push("Requests came by NICs that were given to the VM: they are shown below.".into());
     } else if inbound > 0 {
         why.push(format!(
             "Packets passed, and none of them is a request for --match {}: choose another matching, or follow packets one way with --match none.",
@@ -87,6 +89,9 @@ fn advice(reason: Reason, report: &Report, outbound: u64) -> String {
             "Guests took packets before their interrupt was delivered, because they look into their ring once more after they have \
              enabled interrupts. Such requests cannot be timed: trace longer with --for; under less load fewer are affected."
                 .into()
+        }
+        Reason::InterruptUnknown | Reason::ReportMissing => {
+            "What the guest reported is not enough: is there much other traffic? Narrow --flow.".into()
         }
         Reason::NotLearnt => "Only the first requests of a trace, or of a queue, were seen: trace longer with --for.".into(),
         Reason::NoInterrupt => {

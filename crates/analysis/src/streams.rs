@@ -59,6 +59,9 @@ impl Streams {
                 guest::EventKind::Thread { tid, process, parent, comm, started } => {
                     guest::EventKind::Thread { tid, process, parent, comm, started: on_host(started) }
                 }
+                guest::EventKind::Matched(m) => {
+                    guest::EventKind::Matched(guest::Matched { interrupted: on_host(m.interrupted), ..m })
+                }
                 kind @ (guest::EventKind::Queued { .. } | guest::EventKind::Handed { .. }) => kind,
             }),
             EventKind::Lost(lost) => {

@@ -56,6 +56,8 @@ pub enum EventKind {
     Start(Start),
     /// A NIC lost packets, by its own count.
     NicLoss(NicLoss),
+    /// A device that was given to a VM interrupted it.
+    DeviceInterrupt(DeviceInterrupt),
 }
 
 /// Where on the path a packet was seen.
@@ -305,7 +307,32 @@ pub enum Delivery {
     Unknown,
 }
 
-/// A vCPU entered guest mode with interrupts that [`Interrupt`] events announced.
+/// A device that was given to a VM (VFIO) interrupted it. The host does not know what the device has for the guest.
+///
+/// [`Event::ts`] is when a vCPU accepted the guest's interrupt; if none was seen to, when the host's interrupt handler ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceInterrupt {
+    /// When the host's interrupt handler began, ns.
+    pub began: u64,
+    /// The host's number of the interrupt.
+    pub irq: u32,
+    /// As of an [`Interrupt`]; never [`Delivery::Suppressed`].
+    pub delivery: Delivery,
+    /// The VMM's process id.
+    pub vm: u32,
+    /// The vCPU by KVM's number; has no meaning if `delivery` is [`Delivery::Unknown`].
+    pub vcpu: u32,
+    /// The same vCPU by its index in the VM; see [`Interrupt::index`].
+    pub index: Option<u16>,
+    /// The guest's interrupt vector, 0 if hardware delivers it.
+    pub vector: u8,
+    /// What the vCPU's thread was doing at [`Event::ts`]; `None` if not known.
+    pub state: Option<ThreadState>,
+    /// The clock of the vCPU's thread at [`Event::ts`]; has no meaning if `state` is `None`.
+    pub clock: Split,
+}
+
+/// A vCPU entered guest mode with interrupts that [`Interrupt`] or [`DeviceInterrupt`] events announced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestEntry {
     /// The VMM's process id.

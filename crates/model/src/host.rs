@@ -257,7 +257,7 @@ impl Nic {
     pub fn unseen(&self) -> Option<&'static str> {
         Some(match self.data_plane {
             DataPlane::Passthrough => {
-                "not seen: of its packets, only the interrupts pass the host's kernel (VFIO)"
+                "only interrupts are seen (VFIO); with `trace --guest` its packets from there on"
             }
             DataPlane::VhostUser => "not seen, as its packets pass another process by shared memory",
             _ if self.ifindex == 0 => "not seen, as its tap is in another network namespace; run teiji there",

@@ -46,13 +46,18 @@ pub(super) fn come(
             return;
         }
     }
+    let had_given = alive.has_given(vm.pid);
     let how = if alive.add(&vm, process) { "from now on" } else { "as it is now" };
     let (nics, vcpus) = (vm.nics.len(), vm.vcpus.len());
     tracing::info!("VM {:?} (pid {}) is followed with NICs: {nics}, vCPUs: {vcpus}, {how}", vm.name, vm.pid);
     if let Some(guests) = guests {
         guests.add(&vm, access);
     }
+    let (pid, nics) = (vm.pid, vm.given.clone());
     session.change(Change { ts, what: Changed::Vm(Box::new(vm)) });
+    if had_given || !nics.is_empty() {
+        session.change(Change { ts, what: Changed::Given { pid, nics } });
+    }
 }
 
 /// The kernel half, or a note of it in tests.
@@ -134,6 +139,11 @@ impl WatchedVms {
             }
             there
         });
+    }
+
+    /// Whether a VM has NICs of the host.
+    fn has_given(&self, pid: u32) -> bool {
+        self.watched.iter().any(|(vm, _)| vm.pid == pid && !vm.given.is_empty())
     }
 
     /// Adds a VM, or has it as it is now; returns whether it is new.

@@ -33,7 +33,7 @@ use crate::guest_cells::Row;
 use crate::hash::{Map, Seeded};
 use crate::lost::LostWindows;
 use teiji_model::event::{self, Print, Start, VcpuState};
-use teiji_model::guest::EventKind;
+use teiji_model::guest::{EventKind, Matched};
 use teiji_model::report::{GuestPart, InsideRequest};
 use teiji_model::stage::Split;
 use teiji_model::stream::StreamId;
@@ -88,6 +88,11 @@ pub(super) struct Guest {
 }
 
 impl Guest {
+    /// By how much its clock may be wrong, ns.
+    pub(super) fn error(&self) -> u64 {
+        self.error
+    }
+
     /// The name of one of its threads, empty if it is not known.
     pub(super) fn thread_name(&self, tid: u32) -> String {
         self.threads.get(&tid).map(|(_, comm)| event::name(comm)).unwrap_or_default()
@@ -228,6 +233,13 @@ impl InsideTable {
             | EventKind::Read { print, .. }
             | EventKind::Sent { print, .. }
             | EventKind::Handed { print } => *print,
+            EventKind::Matched(Matched { sent: true, .. }) => return,
+            // Of an earlier packet with this print nothing more is reported.
+            EventKind::Matched(m) => {
+                let fresh = GuestPacket { received: now, received_on: cpu, ..GuestPacket::default() };
+                guest.packets.insert(m.print, fresh, now);
+                return;
+            }
         };
         if guest.packets.get_mut(&print).is_none() {
             guest.packets.insert(print, GuestPacket::default(), now);
@@ -278,12 +290,26 @@ impl InsideTable {
         of_vm.max_by_key(|(stream, _)| **stream).map(|(_, guest)| guest)
     }
 
+    /// The process id of the VM whose guest's stream this is.
+    pub(super) fn pid_of(&self, stream: StreamId) -> Option<u32> {
+        self.guests.get(&stream).map(|guest| guest.pid)
+    }
+
     /// Divides the time of a request in the guest.
     pub(super) fn divide(&mut self, stay: &Stay) -> Division {
+        let [request, response] = stay.fingerprints.map(|fingerprint| self.prints.get(&fingerprint).copied());
+        self.divide_prints(stay, request, response)
+    }
+
+    /// The same of a request with these prints, whatever its fingerprints are.
+    pub(super) fn divide_prints(
+        &mut self,
+        stay: &Stay,
+        request: Option<u64>,
+        response: Option<u64>,
+    ) -> Division {
         let Stay { entered, left, .. } = *stay;
-        let prints = stay.fingerprints.map(|fingerprint| self.prints.get(&fingerprint).copied());
         let Some(guest) = self.guest(stay.pid) else { return Division::NotReported };
-        let [request, response] = prints;
         let request = request.and_then(|print| guest.take(print, stay.earlier_alike));
         let response = response.and_then(|print| guest.packets.remove(&print));
         let (Some(request), Some(response)) = (request, response) else { return Division::Incomplete };

@@ -97,8 +97,11 @@ static __always_inline void vmm_signals(struct clock *c, struct kvm *kvm, u64 in
 SEC("fentry/kvm_arch_set_irq_inatomic")
 int BPF_PROG(on_irqfd, struct kvm_kernel_irq_routing_entry *entry, struct kvm *kvm)
 {
-	struct clock *c = clock_of(current_tid());
+	struct clock *c;
 
+	if (followed.devices && device_interrupts_vm(kvm))
+		return 0;
+	c = clock_of(current_tid());
 	if (!c || interrupted())
 		return 0;
 	if (c->taking.ifindex)
@@ -112,8 +115,11 @@ int BPF_PROG(on_irqfd, struct kvm_kernel_irq_routing_entry *entry, struct kvm *k
 SEC("tp_btf/kvm_apic_accept_irq")
 int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 vector)
 {
-	struct clock *worker = clock_of(current_tid());
+	struct clock *worker;
 
+	if (followed.devices && device_interrupt_accepted(apicid, vector))
+		return 0;
+	worker = clock_of(current_tid());
 	if (worker)
 		interrupt_accepted(worker, apicid, vector);
 	return 0;

@@ -40,6 +40,7 @@ enum record_type {
 	REC_PRINT,
 	REC_STATE,
 	REC_START,
+	REC_DEVICE_IRQ, /* a struct rec_irq, in whose head.ifindex is the host's number of the interrupt */
 };
 
 /* The order is that of model::event::Point. */

@@ -378,6 +378,7 @@ impl Tracer {
         batch.sort_by_key(|e| match e.event.kind {
             EventKind::VcpuState(_) => 1,
             EventKind::Start(_) => 2,
+            EventKind::DeviceInterrupt(_) => 3,
             _ => 0,
         });
         batch.iter_mut().for_each(each);

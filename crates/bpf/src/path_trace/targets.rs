@@ -256,6 +256,7 @@ impl Targets {
         self.followed.by_mac = by_mac(self.now.values()).into();
         self.followed.macvtaps =
             self.now.values().flat_map(|vm| &vm.nics).any(|nic| nic.data_plane.is_macvtap()).into();
+        self.followed.devices = self.now.values().any(|vm| !vm.given.is_empty()).into();
         put(&self.place, "followed", &0u32.to_ne_bytes(), bytes_of(self.followed.as_ref()))
     }
 }

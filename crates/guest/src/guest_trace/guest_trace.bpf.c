@@ -19,6 +19,7 @@
  *   net_dev_start_xmit                      given to the driver              HANDED
  *   softirq_entry, softirq_exit             whether a thread sends, or a softirq
  *   sched_process_fork                      who created a thread             THREAD
+ *   netif_receive_skb, net_dev_start_xmit   at a PCI device, if asked for    MATCHED
  *
  * A datagram keeps its address (struct sk_buff) from the moment when it is put on a socket's queue until it
  * is taken off. So its print is kept by that address in between; whatever datagram gets the address next
@@ -145,29 +146,101 @@ int BPF_PROG(on_softirq_exit)
 	return 0;
 }
 
+/* A NIC sends an interrupt that is left over no later than this after its driver was polled; ns. */
+#define LEFT_OVER_NS 100000000
+
+/*
+ * Whether the NIC may have an interrupt left over from the last time that its driver was polled: for a packet
+ * that the driver found then, but which was not the cause of its interrupt. The interrupt is sent when the
+ * driver enables it again, and a packet that it finds then may have come after that. One that finds no packet
+ * was left over; then no other is.
+ */
+static __always_inline bool left_over(const struct interrupt *was, u64 now)
+{
+	bool caused = was->at && !was->in_doubt; /* it was the first packet's */
+
+	if (now > was->last + LEFT_OVER_NS && now > was->at + LEFT_OVER_NS)
+		return false;
+	return was->received > (caused ? 1 : 0) || (was->in_doubt && !was->at);
+}
+
 /* The driver wants to be polled: in its interrupt, or once more after it has been polled. */
 static __always_inline int scheduled(struct napi_struct *napi)
 {
 	struct cpu *c = this_cpu();
-	struct interrupt i = {.cpu = bpf_get_smp_processor_id()};
+	struct interrupt i = {.cpu = bpf_get_smp_processor_id()}, *was;
 	u32 id = napi->napi_id;
 
 	if (!c || !id)
 		return 0;
 	i.at = c->irq;
+	was = settings.matching != MATCH_NONE ? bpf_map_lookup_elem(&interrupts, &id) : NULL;
+	if (was)
+		i.in_doubt = left_over(was, i.at ? i.at : bpf_ktime_get_ns());
 	bpf_map_update_elem(&interrupts, &id, &i, BPF_ANY);
 	return 0;
+}
+
+/* The device that a packet passes, if it is one of PCI. */
+static __always_inline struct pci_dev *pci_device(struct sk_buff *skb)
+{
+	struct device *parent = BPF_CORE_READ(skb, dev, dev.parent);
+	const char *name = parent ? BPF_CORE_READ(parent, bus, name) : NULL;
+	char bus[4] = {};
+
+	if (!name || bpf_probe_read_kernel(bus, sizeof(bus), name) || bus[0] != 'p' || bus[1] != 'c' ||
+	    bus[2] != 'i' || bus[3])
+		return NULL;
+	return (void *)parent - bpf_core_field_offset(struct pci_dev, dev);
+}
+
+/* Reports the part in a request of a packet that was reported with the time `now`. */
+static __always_inline void report_part(struct sk_buff *skb, const struct packet *p, u64 now, bool sent,
+					u64 interrupted, bool first)
+{
+	struct guest_matched *r;
+	struct pci_dev *pci;
+
+	if (settings.matching == MATCH_NONE || p->role == ROLE_NONE)
+		return;
+	pci = pci_device(skb);
+	if (!pci)
+		return;
+	r = reserve(sizeof(*r));
+	if (!r)
+		return;
+	fill_head(&r->head, now, GUEST_MATCHED, p->fingerprint);
+	r->key = p->key;
+	r->interrupted = interrupted;
+	r->vendor = BPF_CORE_READ(pci, vendor);
+	r->device = BPF_CORE_READ(pci, device);
+	r->role = p->role;
+	r->sent = sent;
+	r->first = first;
+	r->pad = 0;
+	submit(r);
 }
 
 SEC("tp_btf/netif_receive_skb")
 int BPF_PROG(on_netif_receive_skb, struct sk_buff *skb)
 {
-	u64 now = bpf_ktime_get_ns();
+	u64 now = bpf_ktime_get_ns(), interrupted;
 	struct guest_received *r;
 	struct packet p = {};
 	struct interrupt *i;
+	bool first = false;
 	u32 id = 0;
 
+	if (settings.matching != MATCH_NONE && bpf_core_field_exists(skb->napi_id)) {
+		/* of all packets, whoever they are for */
+		id = skb->napi_id;
+		i = bpf_map_lookup_elem(&interrupts, &id);
+		if (i) {
+			first = !i->received && !i->in_doubt;
+			i->received += 1;
+			i->last = now;
+		}
+	}
 	if (!of_a_wire(skb) || !identify_skb(skb, true, true, &p))
 		return 0;
 	r = reserve(sizeof(*r));
@@ -179,8 +252,10 @@ int BPF_PROG(on_netif_receive_skb, struct sk_buff *skb)
 	/* on another CPU the packet was steered (RPS): the driver may have been interrupted again meanwhile
 	 */
 	i = bpf_map_lookup_elem(&interrupts, &id);
-	r->interrupted = i && i->cpu == bpf_get_smp_processor_id() ? i->at : 0;
+	interrupted = i && i->cpu == bpf_get_smp_processor_id() ? i->at : 0;
+	r->interrupted = interrupted;
 	submit(r);
+	report_part(skb, &p, now, false, interrupted, first);
 	return 0;
 }
 
@@ -413,14 +488,17 @@ int BPF_PROG(on_dev_xmit, struct sk_buff *skb)
 {
 	struct guest_head *r;
 	struct packet p = {};
+	u64 now;
 
 	if (!of_a_wire(skb) || !identify_skb(skb, false, false, &p))
 		return 0;
 	r = reserve(sizeof(*r));
 	if (!r)
 		return 0;
-	fill_head(r, bpf_ktime_get_ns(), GUEST_HANDED, p.fingerprint);
+	now = bpf_ktime_get_ns();
+	fill_head(r, now, GUEST_HANDED, p.fingerprint);
 	submit(r);
+	report_part(skb, &p, now, true, 0, false);
 	return 0;
 }
 

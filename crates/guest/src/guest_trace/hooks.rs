@@ -11,7 +11,7 @@ use libbpf_rs::btf::{Btf, ReferencesType};
 use serde::Serialize;
 use std::net::Ipv4Addr;
 use std::path::Path;
-use teiji_model::flow::Watch;
+use teiji_model::flow::{Matching, Watch};
 use teiji_model::guest::{Missing, SECRET_WORDS, Secret};
 
 /// Targets, what is not seen without each, and whether requests cannot be followed without it.
@@ -210,7 +210,8 @@ fn try_attach(object: &[u8], symbols: types::guest_symbols, wanted: &[String]) -
     }
     // With settings that make the verifier process all of the code.
     let own = Some((Ipv4Addr::LOCALHOST, 1).into());
-    settings::fill(&mut object, symbols, &Secret([[1; SECRET_WORDS]; 2]), &Watch::default(), own)?;
+    let watch = Watch { matching: Matching::Echo, ..Watch::default() };
+    settings::fill(&mut object, symbols, &Secret([[1; SECRET_WORDS]; 2]), &watch, own)?;
     let object = object.load().map_err(|e| Error::kernel(format!("load {}", wanted.join(", ")), &e))?;
     for program in object.progs_mut().filter(|p| p.autoload()) {
         let name = program.name().to_string_lossy().into_owned();

@@ -13,6 +13,8 @@ struct {
 	struct guest_read read;
 	struct guest_sent sent;
 	struct guest_thread thread;
+	struct guest_matched matched;
+	enum role role;
 	enum guest_record_type record_type;
 	enum end end;
 	enum direction direction;
@@ -79,6 +81,10 @@ struct {
 /* The last time that a driver asked to be polled. */
 struct interrupt {
 	u64 at; /* when the interrupt came in which it asked; 0: it asked while it was polled */
+	/* only if requests are matched: */
+	u64 last;     /* when the last packet was received since then */
+	u32 received; /* packets since then */
+	u32 in_doubt; /* see left_over() */
 	u32 cpu;
 	u32 pad;
 };
