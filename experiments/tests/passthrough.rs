@@ -1,0 +1,276 @@
+//! A guest with a virtual function of an SR-IOV NIC (VFIO), in one boot of the lab. Needs root; takes minutes if the lab host is
+//! emulated.
+//!
+//! ```text
+//!  peer: caller ─ wire0 ═══════ igb, VF ─► interrupt ─► vCPU ─► guest: igbvf ─ stack ─ echo server
+//!           capture                          teiji            capture, teiji-guest
+//! ```
+//! The capture at the wire's far end contains each request as teiji sees it; the one in the guest is contained in it. (Except, at its
+//! beginning, a request of an interrupt that came for no packet: LIMITATIONS, Data planes.)
+
+#![allow(clippy::unwrap_used, reason = "a test ends by them")]
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+use teiji_experiments::load::{self, Figures};
+use teiji_experiments::numbers;
+use teiji_experiments::path::{agrees, comparable, is_few, only};
+use teiji_experiments::pcap::{self, Exchange, Pairing, Side};
+use teiji_experiments::reporting::{self, START};
+use teiji_experiments::tracing::{self, Lab, Trace, Traced};
+use teiji_lab::harness::{self, Shared};
+use teiji_lab::{Child, Guest, PF, Spec, WIRE};
+use teiji_model::event::{Delivery, EventKind};
+use teiji_model::report::{Passthrough, PassthroughRequest, PassthroughStage, Reason};
+
+const TRACE: &str = "--vm vm1 --flow 'udp port 7'";
+const REQUESTS: u64 = 300;
+/// So many with an interrupt of their own make a median.
+const ENOUGH: u64 = 20;
+
+static LAB: Shared<Lab> = Shared::new("the lab", || {
+    let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("passthrough");
+    Lab::boot_as(&out, Spec { passthrough: true, ..Spec::default() }).unwrap()
+});
+/// A guest with two vCPUs, a virtual function, and an echo server.
+static VM1: Shared<(Guest<'static>, Child)> = Shared::new("the guest vm1", || {
+    let guest = reporting::guest_with_vf(&LAB, "vm1").unwrap();
+    let server = load::echo_server(&LAB.host, &guest).unwrap();
+    load::echo_by_vf(&LAB.host, &guest, 20.0, 20).unwrap();
+    (guest, server)
+});
+
+fn main() -> ExitCode {
+    let tests = teiji_lab::tests![
+        vms_names_the_virtual_function,
+        without_the_guests_program_the_interrupts_are_seen,
+        requests_are_followed_from_the_interrupt_to_the_guests_driver,
+    ];
+    harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))
+}
+
+fn vm1() -> &'static Guest<'static> {
+    &VM1.0
+}
+
+/// How often the virtual function has interrupted the lab host, as the kernel counts it.
+fn interrupts() -> u64 {
+    let lines = format!("grep 'vfio-msix.*{}' /proc/interrupts", vm1().vf().unwrap());
+    let printed = LAB.host.run(&lines).unwrap().ok().unwrap();
+    let count = |line: &str| -> u64 {
+        line.split_whitespace().skip(1).map_while(|word| word.parse::<u64>().ok()).sum()
+    };
+    printed.lines().map(count).sum()
+}
+
+fn given(traced: &Traced) -> &Passthrough {
+    only(&traced.report).unwrap().passthrough.as_ref().unwrap()
+}
+
+fn vms_names_the_virtual_function() {
+    let at = vm1().vf().unwrap();
+    let number = "for v in /sys/bus/pci/devices/0000:01:00.0/virtfn*; do echo $(basename $(readlink $v)) ${v##*virtfn}; done";
+    let numbers = LAB.host.run(number).unwrap().ok().unwrap();
+    let number = numbers.lines().find_map(|line| line.strip_prefix(at)).unwrap().trim();
+    let text = LAB.host.run("/mnt/bin/teiji vms").unwrap().ok().unwrap();
+    eprintln!("{text}");
+    let lines: Vec<&str> = text.lines().filter(|line| line.contains(at)).collect();
+    assert!(lines[0].contains(&format!("VF {number} of {PF}")), "{text}");
+    assert!(lines[1].contains("only interrupts are seen (VFIO)"), "{text}");
+    let json = LAB.host.run("/mnt/bin/teiji vms --json").unwrap().ok().unwrap();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let given = &json["vms"][0]["given"][0];
+    assert_eq!((given["address"].as_str(), given["function"]["link"].as_str()), (Some(at), Some(PF)));
+    assert_eq!(given["function"]["number"].to_string(), number);
+}
+
+/// As many as the kernel counts, each with the vCPU that accepted it.
+fn without_the_guests_program_the_interrupts_are_seen() {
+    vm1();
+    let trace = Trace::start(&LAB, "silent", TRACE, true).unwrap();
+    let before = interrupts();
+    let called = load::echo_by_vf(&LAB.host, vm1(), 50.0, 100).unwrap();
+    let after = interrupts();
+    // The last ones are still on their way.
+    std::thread::sleep(Duration::from_secs(2));
+    let traced = trace.stop().unwrap();
+    let given = given(&traced);
+    eprintln!("{called:?}: {} interrupts by the kernel, {given:?}", after - before);
+    let lost = traced.report.lost_or_missed();
+    // More may come before and after the load: the driver looks every two seconds.
+    assert!(given.interrupts + lost >= after - before && called.received > 0, "{given:?}");
+    assert_eq!(given.not_accepted, 0);
+    assert!(given.requests.is_none(), "{given:?}");
+    let events = tracing::events(traced.recording.as_deref().unwrap()).unwrap();
+    let mut at_the_end = 0;
+    for event in &events {
+        let EventKind::DeviceInterrupt(i) = event.kind else { continue };
+        assert!(i.delivery == Delivery::Accepted && i.began <= event.ts && i.vm == vm1().pid(), "{i:?}");
+        at_the_end += u64::from(event.ts + 2_000_000_000 > traced.report.counters.ended);
+    }
+    // Each has a guest entry, also if the NIC interrupted several times before it.
+    let delivery = given.delivery.unwrap();
+    assert!(delivery.count + lost + at_the_end >= given.interrupts && delivery.min > 0, "{delivery:?}");
+    assert!(delivery.count <= given.interrupts, "{delivery:?}");
+    let (_, replayed) = tracing::passthrough(traced.recording.as_deref().unwrap()).unwrap();
+    assert!(tracing::printed(&replayed) == traced.report, "replay differs from the live report");
+}
+
+/// What `teiji-lab capture` prints.
+#[derive(Debug, Deserialize)]
+struct Counts {
+    dropped: u64,
+    realtime_minus_monotonic_ns: i64,
+}
+
+/// A capture of the requests to the virtual function.
+struct Capture {
+    child: Child,
+    within: Option<&'static Guest<'static>>,
+    file: String,
+}
+
+impl Capture {
+    fn start(place: &str, within: Option<&'static Guest<'static>>, interface: &str) -> Capture {
+        let file = format!("/tmp/{place}.pcap");
+        let capture = format!("teiji-lab capture --if {interface} --snap 1000 --out {file}");
+        let child = match within {
+            Some(guest) => guest.spawn(&format!("exec {capture}")),
+            None => LAB.host.spawn(&format!("exec ip netns exec peer {capture}")),
+        };
+        let child = child.unwrap();
+        child.wait_for("capturing", START).unwrap();
+        Capture { child, within, file }
+    }
+
+    fn stop(self, side: Side) -> Result<(Vec<Exchange>, Counts)> {
+        let id = self.child.id()?;
+        let run = |command: &str| match self.within {
+            Some(guest) => guest.run(command),
+            None => LAB.host.run(command),
+        };
+        run(&format!("kill -INT {id}"))?.ok()?;
+        let printed = self.child.wait()?.ok()?;
+        let counts: Counts = serde_json::from_str(printed.lines().last().unwrap_or_default())?;
+        ensure!(counts.dropped == 0, "the capture {} lacks packets: {counts:?}", self.file);
+        let file = run(&format!("cat {}", self.file))?.stdout;
+        let pairs = pcap::pair(&pcap::packets(&file)?, vm1().vf_ip(), Pairing::Udp, side);
+        ensure!(pairs.repeated == 0, "{pairs:?}");
+        Ok((pairs.exchanges, counts))
+    }
+}
+
+/// A trace, and what was counted and captured meanwhile.
+struct Compared {
+    traced: Traced,
+    called: Figures,
+    all: Vec<PassthroughRequest>,
+    /// On the clock of the trace.
+    wire: Vec<Exchange>,
+    guest: HashMap<u64, u64>,
+}
+
+fn compare() -> Compared {
+    let _polling = load::polling(&LAB.host, 0).unwrap();
+    let interface = format!("grep -lx {} /sys/class/net/*/address", vm1().vf_mac());
+    let interface = vm1().run(&interface).unwrap().ok().unwrap();
+    let interface = interface.split('/').nth(4).unwrap().to_owned();
+    let captures = [Capture::start("wire", None, WIRE), Capture::start("vf", Some(vm1()), &interface)];
+    let load = || {
+        // Until the guest's clock has been measured, its reports are not used.
+        std::thread::sleep(Duration::from_secs(3));
+        load::echo_by_vf(&LAB.host, vm1(), 20.0, REQUESTS)
+    };
+    let (traced, called) = reporting::traced(&LAB, "vf", &format!("{TRACE} --guest"), load).unwrap();
+    let [wire, guest] = captures;
+    let (mut wire, counts) = wire.stop(Side::Downlink).unwrap();
+    let (guest, _) = guest.stop(Side::Uplink).unwrap();
+    for exchange in &mut wire {
+        exchange.start = exchange.start.checked_add_signed(-counts.realtime_minus_monotonic_ns).unwrap();
+    }
+    let (all, replayed) = tracing::passthrough(traced.recording.as_deref().unwrap()).unwrap();
+    assert!(tracing::printed(&replayed) == traced.report, "replay differs from the live report");
+    Compared { traced, called, all, wire, guest: guest.into_iter().map(|e| (e.id, e.total)).collect() }
+}
+
+/// How many requests may be incomplete, as events, or reports of the guest, are missing by its and the host's own counts; whether
+/// these are few. Nothing else may be left out.
+fn excused(compared: &Compared) -> Result<(u64, bool)> {
+    let Compared { traced, called, .. } = compared;
+    let requests = given(traced).requests.as_ref().context("the guest reported no request")?;
+    let [guest] = traced.report.guests[..] else { panic!("{:?}", traced.report.guests) };
+    let of_missing = |reason: Reason| matches!(reason, Reason::EventsLost | Reason::ReportMissing);
+    let missing = traced.report.lost_or_missed() + guest.lost;
+    let excused = requests.left_out.iter().filter(|l| missing > 0 && of_missing(l.reason));
+    let excused = excused.map(|l| l.count).sum::<u64>() + guest.lost;
+    agrees("seen", requests.counts.seen, called.received..=called.sent, guest.lost)?;
+    agrees("complete", requests.counts.complete, called.answered(), excused + called.sent / 100)?;
+    Ok((excused, is_few(excused, called.sent)))
+}
+
+fn requests_are_followed_from_the_interrupt_to_the_guests_driver() {
+    vm1();
+    let program = reporting::serve(vm1()).unwrap();
+    let compared = comparable(compare, |compared| excused(compared).map(|(_, few)| few)).unwrap();
+    program.kill().unwrap();
+    let Compared { traced, called, all, wire, guest } = &compared;
+    let given = given(traced);
+    let requests = given.requests.as_ref().unwrap();
+    eprintln!("{called:?} {requests:?} {:?}", traced.report.guests);
+    let (excused, _) = excused(&compared).unwrap();
+    // At least 99 % of those that were answered.
+    let answered = called.received;
+    assert!(
+        requests.counts.complete + excused + answered / 100 >= answered,
+        "{} of {answered} are complete, {excused} excused",
+        requests.counts.complete
+    );
+    assert_eq!(all.len() as u64, requests.counts.complete);
+    // Of each, the stages add up; without an interrupt of its own, three are not seen.
+    let polled = all.iter().filter(|request| request.stages[0].is_none()).count() as u64;
+    assert_eq!(polled, requests.polled);
+    for request in all {
+        assert_eq!(request.stages.iter().flatten().sum::<u64>(), request.total, "{request:?}");
+        let unseen: Vec<usize> =
+            (0..PassthroughStage::COUNT).filter(|i| request.stages[*i].is_none()).collect();
+        assert!(unseen.is_empty() || unseen == [0, 1, 2], "{request:?}");
+    }
+    // Where the guest gets few of the machine's CPUs, it often polls still when the next one comes.
+    assert!(requests.counts.complete >= polled + ENOUGH, "{polled} of {} polled", requests.counts.complete);
+    // Each is within one exchange on the wire, another for each, and contains the one that the guest's own capture has. Of an interrupt
+    // for which there was no packet yet, only what follows the reception in the guest is.
+    let (mut used, mut shares, mut beyond) = (vec![false; wire.len()], Vec::new(), Vec::new());
+    let mut early = 0;
+    for request in all {
+        let end = request.start + request.total;
+        let received = request.start + request.stages[..3].iter().flatten().sum::<u64>();
+        let contains = |e: &Exchange| e.start <= received && end <= e.start + e.total;
+        let found = (0..wire.len()).rev().find(|i| !used[*i] && contains(&wire[*i]));
+        let found = found.unwrap_or_else(|| panic!("no exchange on the wire contains {request:?}: {wire:?}"));
+        used[found] = true;
+        if wire[found].start > request.start {
+            eprintln!("{} ns before its packet: {request:?}", wire[found].start - request.start);
+            early += 1;
+        } else if request.stages[0].is_some() {
+            let inner = guest.get(&wire[found].id).copied().unwrap();
+            assert!(inner <= request.total, "{inner} in the guest, {request:?}");
+            shares.push(request.total as f64 / wire[found].total as f64);
+            beyond.push((wire[found].total - request.total) as f64);
+        }
+    }
+    // igbvf has the NIC interrupt it every 2 s, as if a packet had come. Others are left over from packets that were polled.
+    let meta = &traced.report.meta;
+    let by_itself = (traced.report.counters.ended - meta.started) / 2_000_000_000 + 1;
+    eprintln!(
+        "{early} began before their packets came; {by_itself} interrupts by the driver, {polled} polled"
+    );
+    assert!(early <= by_itself + polled && early * 10 <= requests.counts.complete);
+    let [share, beyond] = [shares, beyond].map(|of| numbers::median(&of));
+    eprintln!("{share:.3} of the time on the wire is seen; {beyond:.0} ns are not");
+    // The rest is that of two emulated NICs and of the caller's kernel.
+    assert!(share > 0.3, "only {share} of the time on the wire is seen");
+}
