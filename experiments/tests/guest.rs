@@ -71,6 +71,7 @@ fn main() -> ExitCode {
         pings_are_answered_by_the_guests_kernel,
         sip_requests_are_divided,
         http_requests_are_divided,
+        packets_that_the_guest_steers_to_another_vcpu_are_divided,
         a_copy_that_the_guest_lost_is_not_taken_for_the_one_that_was_answered,
         a_load_step_on_an_idle_host_makes_bursts,
         a_thread_for_each_request_is_told_from_a_pool,
@@ -574,6 +575,23 @@ fn http_requests_are_divided() {
     assert!(divided.iter().all(|one| one.reader != 0 && one.reader == one.sender), "{divided:?}");
     let threads: BTreeSet<u32> = divided.iter().map(|one| one.reader).collect();
     assert_eq!(threads.len(), 4, "{threads:?}");
+}
+
+/// The guest passes packets on to the other vCPU than the one that is interrupted (receive packet steering).
+fn packets_that_the_guest_steers_to_another_vcpu_are_divided() {
+    let run = |command: &str| vm1().run(command).unwrap().ok().unwrap();
+    // The second line is vCPU 1's; its first column, hexadecimal: packets that it passed to the protocols.
+    let counted =
+        || u64::from_str_radix(&run("sed -n 2p /proc/net/softnet_stat | cut -d' ' -f1").trim(), 16).unwrap();
+    // The NIC interrupts vCPU 0.
+    reporting::place(vm1(), "[u]dp-echo --port", "0,1").unwrap();
+    run("echo 2 >/sys/class/net/eth0/queues/rx-0/rps_cpus");
+    let before = counted();
+    let (traced, called) = traced("steered", TRACE, || echo(200));
+    let steered = counted() - before;
+    run("echo 0 >/sys/class/net/eth0/queues/rx-0/rps_cpus");
+    assert!(steered >= called.received, "{steered} of {called:?}");
+    divides(&traced, &called, raced(&traced));
 }
 
 /// The guest's firewall drops every third packet to the server. The caller sends requests again, and each is followed by the

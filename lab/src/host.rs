@@ -252,8 +252,8 @@ impl LabHost {
         let emulator = machine.emulator();
         let stopwatch = Stopwatch::begin(emulator);
         while emulator.running() && !stopwatch.expired(START_LIMIT) {
-            if (0..PORTS).all(|n| emulator.folder().join(format!("p{n}.sock")).exists()) {
-                return Pool::connect(emulator);
+            if let Some(pool) = Pool::connect(emulator)? {
+                return Ok(pool);
             }
             thread::sleep(Duration::from_millis(20));
         }

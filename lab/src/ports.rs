@@ -8,6 +8,7 @@
 
 use std::{
     fmt::Display,
+    io,
     os::unix::net::UnixStream,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
@@ -90,10 +91,28 @@ struct Free {
 }
 
 impl Pool {
-    /// Connects to all ports of the emulator, whose sockets are in its folder.
-    pub(crate) fn connect(emulator: &Arc<Emulator>) -> Result<Pool> {
-        let ports = (0..PORTS).rev().map(|n| connect(emulator, n)).collect::<Result<_>>()?;
-        Ok(Pool::of(ports, emulator.clone(), Limits { response: RESPONSE_LIMIT, ask: ASK_INTERVAL }))
+    /// Connects to all ports of the emulator, whose sockets are in its folder; to none if it does not listen at each yet.
+    ///
+    /// That a socket's file is there does not mean that one can connect: the emulator makes it (bind) before it listens.
+    pub(crate) fn connect(emulator: &Arc<Emulator>) -> Result<Option<Pool>> {
+        let mut ports = Vec::with_capacity(PORTS);
+        // The emulator makes them in the order of their numbers, so the last shows first that it is not ready.
+        for n in (0..PORTS).rev() {
+            match connect(emulator, n) {
+                Ok(port) => ports.push(port),
+                Err(Error::Io { source, .. })
+                    if matches!(
+                        source.kind(),
+                        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+                    ) =>
+                {
+                    return Ok(None);
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        let limits = Limits { response: RESPONSE_LIMIT, ask: ASK_INTERVAL };
+        Ok(Some(Pool::of(ports, emulator.clone(), limits)))
     }
 
     pub(crate) fn of(ports: Vec<UnixStream>, emulator: Arc<Emulator>, limits: Limits) -> Pool {
@@ -251,5 +270,28 @@ fn readable(port: &UnixStream, limit: Duration) -> nix::Result<bool> {
         Ok(n) => Ok(n > 0),
         Err(nix::Error::EINTR) => Ok(false),
         Err(e) => Err(e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::{fd::AsRawFd, unix::net::UnixListener};
+
+    use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
+
+    /// As an emulator that starts: its last port is bound, but it does not listen there yet.
+    #[test]
+    fn a_port_without_a_listener_is_no_failure_but_not_ready() {
+        let folder = tempfile::tempdir().unwrap();
+        let emulator = Arc::new(Emulator::new(std::process::id(), folder.path()));
+        let at = |n: usize| folder.path().join(format!("p{n}.sock"));
+        assert!(Pool::connect(&emulator).unwrap().is_none(), "no port is there");
+        let _others: Vec<_> = (0..PORTS - 1).map(|n| UnixListener::bind(at(n)).unwrap()).collect();
+        let last = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
+        bind(last.as_raw_fd(), &UnixAddr::new(&at(PORTS - 1)).unwrap()).unwrap();
+        assert!(Pool::connect(&emulator).unwrap().is_none(), "the last port does not listen");
+        listen(&last, Backlog::new(1).unwrap()).unwrap();
+        assert!(Pool::connect(&emulator).unwrap().is_some());
     }
 }

@@ -118,6 +118,11 @@ impl KernelTypes {
         !text.is_null() && unsafe { CStr::from_ptr(text) } == name
     }
 
+    /// Whether the kernel itself has a function.
+    pub(crate) fn has_function(&self, name: &str) -> bool {
+        self.find(name, sys::BTF_KIND_FUNC) == Some(KERNEL)
+    }
+
     /// Whether the kernel lets BPF programs be its `operations`, a struct such as `Qdisc_ops`.
     pub fn has_struct_ops(&self, operations: &str) -> bool {
         self.find(&format!("bpf_struct_ops_{operations}"), sys::BTF_KIND_STRUCT).is_some()

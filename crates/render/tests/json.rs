@@ -6,7 +6,7 @@ mod common;
 use serde_json::Value as Json;
 use std::collections::BTreeSet;
 use teiji_model::finding::Cause;
-use teiji_model::host::{Identity, NamedBy};
+
 use teiji_model::observation::{self, Observation};
 use teiji_model::observed::*;
 use teiji_model::plan::*;
@@ -235,14 +235,7 @@ fn every_field_of_a_trace_is_documented() {
 #[test]
 fn every_field_of_an_observation_is_documented() {
     let task = Task { id: 7, started: 9 };
-    let identity = Identity {
-        uid: Some(0),
-        user: Some("root".into()),
-        named_by: NamedBy::Itself,
-        started: None,
-        uuid: None,
-        unconfirmed: false,
-    };
+    let identity = common::of_root();
     let vm = ObservedVm {
         vm: common::vm("sip1", 7),
         identity,

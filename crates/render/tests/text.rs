@@ -5,7 +5,7 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use teiji_model::host::{Identity, NamedBy, Requirement};
+use teiji_model::host::{Identity, Requirement};
 use teiji_model::observed::{DeadlineSupport, LinkKind, Observed, ObservedLink};
 use teiji_model::plan::{ChannelGuarantee, Held, LinkGuarantee, Plan, Step};
 use teiji_model::policy::Source;
@@ -87,15 +87,8 @@ fn vms() {
     let mut other = common::vm("büro\x1b[31m", 77);
     other.nics.clear();
     other.vcpus.clear();
-    let identity = |uid, user: &str| Identity {
-        uid: Some(uid),
-        user: Some(user.into()),
-        named_by: NamedBy::Itself,
-        started: None,
-        uuid: None,
-        unconfirmed: false,
-    };
-    let vms = [(common::vm("sip1", 4240), identity(0, "root")), (other, identity(1000, "e\x1bve"))];
+    let eve = Identity { uid: Some(1000), user: Some("e\x1bve".into()), ..common::of_root() };
+    let vms = [(common::vm("sip1", 4240), common::of_root()), (other, eve)];
     golden("vms.txt", &vms_table(&vms, &UNICODE));
     let json = serde_json::to_value(teiji_render::json::Vms::new(&vms)).unwrap();
     assert_eq!(json["vms"][0]["doubt"], serde_json::Value::Null);
@@ -128,14 +121,7 @@ fn vms_say_which_nics_are_not_seen_and_why() {
         let mut vm = common::vm("sip1", 4240);
         vm.nics[0].tap = "0000:01:10.0-long".into();
         (vm.nics[0].data_plane, vm.nics[0].ifindex) = (data_plane, ifindex);
-        let identity = Identity {
-            uid: Some(0),
-            user: Some("root".into()),
-            named_by: NamedBy::Itself,
-            started: None,
-            uuid: None,
-            unconfirmed: false,
-        };
+        let identity = common::of_root();
         let text = vms_table(&[(vm, identity)], &UNICODE);
         let line = text.lines().find(|line| line.contains("seen"));
         assert_eq!(line.is_some(), why.is_some(), "{text}");
@@ -208,14 +194,7 @@ fn vms_say_which_virtual_function_a_nic_is() {
     let mut vm = common::vm("sip1", 4240);
     (vm.nics[0].tap, vm.nics[0].ifindex, vm.nics[0].bridge) = ("0000:01:10.4".into(), 0, None);
     vm.nics[0].data_plane = DataPlane::Passthrough;
-    let identity = Identity {
-        uid: Some(0),
-        user: Some("root".into()),
-        named_by: NamedBy::Itself,
-        started: None,
-        uuid: None,
-        unconfirmed: false,
-    };
+    let identity = common::of_root();
     let function = |link: Option<&str>| VirtualFunction {
         physical: "0000:01:00.0".into(),
         link: link.map(str::to_owned),

@@ -4,7 +4,7 @@
 mod common;
 
 use std::collections::BTreeMap;
-use teiji_model::host::{Identity, NamedBy, Requirement};
+use teiji_model::host::Requirement;
 use teiji_model::plan::{ChannelGuarantee, Hold, LinkGuarantee, Plan, Step};
 use teiji_model::policy::Source;
 use teiji_model::qdisc::{DeadlineQdisc, Device, Scheduler};
@@ -35,14 +35,7 @@ fn devices_of_vms() {
     let mut vm = common::vm(NAMES[4], 1);
     let nic = vm.nics[0].clone();
     vm.nics = NAMES.map(|name| teiji_model::host::Nic { tap: name.into(), ..nic.clone() }).into();
-    let identity = Identity {
-        uid: Some(0),
-        user: Some("root".into()),
-        named_by: NamedBy::Itself,
-        started: None,
-        uuid: None,
-        unconfirmed: false,
-    };
+    let identity = common::of_root();
     for style in [UNICODE, Style::PLAIN] {
         let text = vms::table(&[(vm.clone(), identity.clone())], &style);
         aligned(&text, "bridge br0");

@@ -10,6 +10,8 @@
 #ifndef TEIJI_PACKET_HASH_BPF_H
 #define TEIJI_PACKET_HASH_BPF_H
 
+#include "read.bpf.h"
+
 #define ETH_HLEN 14
 #define ETH_P_IP 0x0800
 #define ETH_P_IPV6 0x86DD
@@ -248,35 +250,88 @@ union headers {
 		} ip6;
 	};
 	u32 payload[PAYLOAD_HASHED / 4]; /* of UDP */
+	/* for loads */
+	u16 of_16[2];
+	u32 of_32[13];
+	u64 of_64[6];
 };
 #define HEADERS_READ (ETH_HLEN + 20 + 16)
 
 /* Reads the Ethernet header of a packet at l2, whose linear part ends at end; counts one that has none. */
 static __always_inline bool read_ethernet(const unsigned char *l2, const unsigned char *end, union headers *h)
 {
-	if (l2 + ETH_HLEN <= end && !bpf_probe_read_kernel(&h->eth, ETH_HLEN, l2))
+	if (l2 + ETH_HLEN > end)
+		goto unidentified;
+	if (settings.loads) {
+		h->of_16[1] = load_16(l2);
+		h->of_32[1] = load_32(l2 + 2);
+		h->of_64[1] = load_64(l2 + 6);
 		return true;
+	}
+	if (!bpf_probe_read_kernel(&h->eth, ETH_HLEN, l2))
+		return true;
+unidentified:
 	count(COUNT_UNIDENTIFIED);
 	return false;
 }
 
-/* Reads the headers from `from` on, as far as they are in the linear part; what is not is 0. */
-static __always_inline bool read_from(const unsigned char *l2, const unsigned char *end, u32 from,
-				      union headers *h)
+/* Reads the headers after that of Ethernet, as far as they are in the linear part; what is not is 0. */
+static __always_inline bool read_others(const unsigned char *l2, const unsigned char *end, union headers *h)
 {
-	u8 *into = (u8 *)&h->eth + from;
+	const unsigned char *at = l2 + ETH_HLEN;
+	int i;
 
-	__builtin_memset(into, 0, HEADERS_READ - from);
-	return !bpf_probe_read_kernel(into, at_most(end - l2 - from, HEADERS_READ - from), l2 + from);
+	if (settings.loads && l2 + HEADERS_READ <= end) {
+#pragma unroll
+		for (i = 2; i < 6; i++, at += 8)
+			h->of_64[i] = load_64(at);
+		h->of_32[12] = load_32(at);
+		return true;
+	}
+	__builtin_memset(&h->ip, 0, HEADERS_READ - ETH_HLEN);
+	return !bpf_probe_read_kernel(&h->ip, at_most(end - at, HEADERS_READ - ETH_HLEN), at);
 }
 
 /* Reads the headers; counts a packet that has not even that of Ethernet. */
 static __always_inline bool read_headers(const unsigned char *l2, const unsigned char *end, union headers *h)
 {
-	if (l2 + ETH_HLEN <= end && read_from(l2, end, 0, h))
+	if (settings.loads)
+		return read_ethernet(l2, end, h) && read_others(l2, end, h);
+	/* with one call */
+	__builtin_memset(&h->eth, 0, HEADERS_READ);
+	if (l2 + ETH_HLEN <= end && !bpf_probe_read_kernel(&h->eth, at_most(end - l2, HEADERS_READ), l2))
 		return true;
 	count(COUNT_UNIDENTIFIED);
 	return false;
+}
+
+/*
+ * Adds the first n bytes of a payload, which begins at `at`, to a hash; at most PAYLOAD_HASHED, and what is
+ * missing of these is 0. `room` is used if they are fewer, or cannot be loaded: loads of a part would have
+ * the verifier follow the program for each length.
+ */
+static __always_inline bool add_payload(struct sums *s, const unsigned char *at, u64 n, u32 *room)
+{
+	int i;
+
+	if (settings.loads && n == PAYLOAD_HASHED) {
+#pragma unroll
+		for (i = 0; i < PAYLOAD_HASHED; i += 8) {
+			u64 pair = load_64(at + i);
+
+			add_pair(s, OFFSET_BODY + i / 4, pair, pair >> 32);
+		}
+		return true;
+	}
+	__builtin_memset(room, 0, PAYLOAD_HASHED);
+	/* bounded here: Linux 6.1 forgets a bound when the number is put on the stack */
+	n = at_most(n, PAYLOAD_HASHED);
+	if (n && bpf_probe_read_kernel(room, n, at))
+		return false;
+#pragma unroll
+	for (i = 0; i < PAYLOAD_HASHED; i += 8)
+		add_pair(s, OFFSET_BODY + i / 4, room[i / 4], room[i / 4 + 1]);
+	return true;
 }
 
 /*
@@ -372,7 +427,6 @@ static __always_inline bool identify(union headers *h, const unsigned char *l2, 
 		len = 0;
 
 	if (e.proto == PROTO_UDP) {
-		u32 *payload = h->payload;
 		__be16 udp_len = h->l4.udp.len;
 		u64 n;
 
@@ -390,13 +444,8 @@ static __always_inline bool identify(union headers *h, const unsigned char *l2, 
 		n = at_most(n > sizeof(h->l4.udp) ? n - sizeof(h->l4.udp) : 0, at < end ? end - at : 0);
 		p->payload = at;
 		p->payload_len = n;
-		n = at_most(n, PAYLOAD_HASHED);
-		__builtin_memset(payload, 0, PAYLOAD_HASHED);
-		if (n && bpf_probe_read_kernel(payload, n, at))
+		if (!add_payload(&sums, at, at_most(n, PAYLOAD_HASHED), h->payload))
 			goto unidentified;
-#pragma unroll
-		for (i = 0; i < PAYLOAD_HASHED / 4; i += 2)
-			add_pair(&sums, OFFSET_BODY + i, payload[i], payload[i + 1]);
 		if (keyed && settings.matching == MATCH_ECHO) {
 			p->key = match_key(&e, (u32)PROTO_UDP << 16 | udp_len, 0, sums);
 			p->role = ROLE_EITHER;

@@ -302,6 +302,19 @@ int learns(struct sight *seen)
 	return learn(&learnt, seen->seen);
 }
 
+struct sending {
+	u64 interrupt;
+	u64 alone;
+	u64 unused;
+};
+
+/* A VMM's thread sends an interrupt. */
+SEC("syscall")
+int others(struct sending *s)
+{
+	return is_of_others(TOLD_VM, s->interrupt, s->alone);
+}
+
 /* A doorbell is rung, unless it is 0. Returns the only one since a time; 0: none or several. (As for
  * happen().) */
 SEC("tc")

@@ -12,6 +12,7 @@ mod tcp;
 mod threads;
 
 use super::{Setup, settings, types};
+use crate::hooks::KernelTypes;
 use crate::object::value_of;
 use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder, ProgramInput};
 use proptest::prelude::*;
@@ -187,21 +188,23 @@ fn flow() -> impl Strategy<Value = Flow> {
 }
 
 fn load(flow: &Flow) -> Object {
-    load_with(flow).0
+    load_matching(flow, Matching::Echo).0
 }
 
 /// The programs, and the settings that they have.
-fn load_with(flow: &Flow) -> (Object, types::settings) {
-    load_matching(flow, Matching::Echo)
-}
-
-/// The same with another way to match requests.
 fn load_matching(flow: &Flow, matching: Matching) -> (Object, types::settings) {
-    load_probing(flow, matching, &["vhost_add_used_n"])
+    load_offered(flow, matching, true, &["vhost_add_used_n"])
 }
 
-/// The same on a kernel in which these functions can be probed.
-fn load_probing(flow: &Flow, matching: Matching, functions: &[&str]) -> (Object, types::settings) {
+/// The same on a kernel in which these functions can be probed. `loads`: the programs load from the kernel's memory, if this
+/// kernel lets them.
+fn load_offered(
+    flow: &Flow,
+    matching: Matching,
+    loads: bool,
+    functions: &[&str],
+) -> (Object, types::settings) {
+    let loads = loads && super::has_loads(&KernelTypes::load().unwrap());
     let mut given = types::settings::default();
     let watch = Watch { flow: flow.clone(), matching, ..Watch::default() };
     let setup = Setup { watch: &watch, vms: &[], guests: false, buffer_bytes: 0 };
@@ -211,7 +214,8 @@ fn load_probing(flow: &Flow, matching: Matching, functions: &[&str]) -> (Object,
             "records" => map.set_max_entries(1 << 12).unwrap(),
             name if name.ends_with(".rodata") => {
                 let image = map.initial_value_mut().unwrap();
-                settings::fill(image, &setup, &|target| functions.contains(&target)).unwrap();
+                let probed = |target: &str| functions.contains(&target);
+                settings::fill(image, &setup, &settings::Offers { probed: &probed, loads }).unwrap();
                 given = value_of(image);
             }
             _ => {}

@@ -63,7 +63,7 @@ static __always_inline bool device_interrupts_vm(struct kvm *kvm)
 
 	if (!d)
 		return false;
-	vm = BPF_CORE_READ(kvm, userspace_pid);
+	vm = READ(kvm, userspace_pid);
 	if (hinted(vm, HINT_VM) && bpf_map_lookup_elem(&vms, &vm))
 		d->vm = vm;
 	return true;

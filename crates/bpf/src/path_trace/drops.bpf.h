@@ -85,8 +85,8 @@ static __always_inline void fill_drop(struct rec_drop *r, struct packet *p, u64 
 SEC("tp_btf/kfree_skb")
 int BPF_PROG(on_drop, struct sk_buff *skb, void *location, u32 why)
 {
-	struct net_device *dev = BPF_CORE_READ(skb, dev);
-	u16 mac_header = BPF_CORE_READ(skb, mac_header);
+	struct net_device *dev = READ(skb, dev);
+	u16 mac_header = READ(skb, mac_header);
 	struct packet p = {};
 	const unsigned char *l2, *data;
 	u32 ifindex, tap;
@@ -96,18 +96,18 @@ int BPF_PROG(on_drop, struct sk_buff *skb, void *location, u32 why)
 		return 0;
 	/* for an skb in a socket's queue, `dev` shares its place with other data: no index can be read
 	 * then */
-	ifindex = BPF_CORE_READ(dev, ifindex);
+	ifindex = READ(dev, ifindex);
 	if (!ifindex || BPF_CORE_READ_BITFIELD_PROBED(skb, pkt_type) == PACKET_OUTGOING)
 		return 0;
 	if (IS_REASON(why, SKB_DROP_REASON_OTHERHOST) || IS_REASON(why, SKB_DROP_REASON_PACKET_SOCK_ERROR) ||
 	    IS_REASON(why, SKB_DROP_REASON_QUEUE_PURGE))
 		return 0;
 	now = bpf_ktime_get_ns();
-	l2 = BPF_CORE_READ(skb, head) + mac_header;
-	data = BPF_CORE_READ(skb, data);
-	n = BPF_CORE_READ(skb, len);
+	l2 = READ(skb, head) + mac_header;
+	data = READ(skb, data);
+	n = READ(skb, len);
 	p.len = n + (data - l2);
-	n -= BPF_CORE_READ(skb, data_len);
+	n -= READ(skb, data_len);
 	if (!parse(l2, data + n, TO_GUEST | KEYED, &p) && !parse(l2, data + n, KEYED, &p))
 		return 0;
 	tap = followed.by_mac ? p.to_guest ? tap_of(l2) : 0 : 0;

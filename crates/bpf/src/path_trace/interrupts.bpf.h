@@ -16,33 +16,31 @@ static __always_inline bool macvtap_of(void *sock, struct tap_queue *q)
 	if (!bpf_core_type_exists(struct tap_queue___of_tap))
 		return false;
 	tap = sock - bpf_core_field_offset(struct tap_queue___of_tap, sock);
-	dev = BPF_CORE_READ(tap, tap, dev);
-	q->ifindex = BPF_CORE_READ(dev, ifindex);
-	q->queue = BPF_CORE_READ(tap, queue_index);
+	dev = READ(READ(tap, tap), dev);
+	q->ifindex = READ(dev, ifindex);
+	q->queue = READ(tap, queue_index);
 	return is_tap(dev, q->ifindex) && is_macvtap(q->ifindex);
 }
 
 /* The tap queue behind a vhost-net virtqueue. */
 static __always_inline bool queue_of(struct vhost_virtqueue *vq, struct tap_queue *q)
 {
-	void *sock = BPF_CORE_READ(vq, private_data);
+	void *sock = READ(vq, private_data);
 	struct tun_file *tfile = sock - bpf_core_field_offset(struct tun_file, socket);
 
 	if (!sock)
 		return false;
-	q->ifindex = BPF_CORE_READ(tfile, tun, dev, ifindex);
-	q->queue = BPF_CORE_READ(tfile, queue_index);
-	return is_tap(BPF_CORE_READ(tfile, tun, dev), q->ifindex) ||
-	       (followed.macvtaps && macvtap_of(sock, q));
+	q->ifindex = READ(READ(READ(tfile, tun), dev), ifindex);
+	q->queue = READ(tfile, queue_index);
+	return is_tap(READ(READ(tfile, tun), dev), q->ifindex) || (followed.macvtaps && macvtap_of(sock, q));
 }
 
 /* virtio-net: queue 0 of a vhost_net receives, queue 1 transmits. */
 static __always_inline bool is_vq(struct vhost_virtqueue *vq, int index)
 {
-	struct vhost_virtqueue **vqs = BPF_CORE_READ(vq, dev, vqs), *at = NULL;
+	struct vhost_virtqueue **vqs = READ(READ(vq, dev), vqs);
 
-	bpf_probe_read_kernel(&at, sizeof(at), vqs + index);
-	return at == vq;
+	return read_number(vqs + index, sizeof(vq)) == (u64)vq;
 }
 
 /* How many buffers of the guest's ring for received packets vhost has written, modulo 2^16; 0 if it is not
@@ -51,7 +49,7 @@ static __always_inline u16 last_used(const struct clock *worker)
 {
 	struct vhost_net *net = (struct vhost_net *)worker->net;
 
-	return net ? BPF_CORE_READ(net, vqs[0].vq.last_used_idx) : 0;
+	return net ? READ(net, vqs[0].vq.last_used_idx) : 0;
 }
 
 static __always_inline void look_for_skipped_signal(struct clock *worker)
@@ -87,7 +85,7 @@ int BPF_PROG(on_written)
 }
 
 /* See vmm.bpf.h. */
-static __always_inline void vmm_signals(struct clock *c, struct kvm *kvm, u64 interrupt);
+static __always_inline void thread_of_vmm_signals(struct clock *c, struct kvm *kvm, u64 interrupt);
 
 /*
  * The interrupt goes through an irqfd, in the worker's context. (irqfd_wakeup, its caller, and kvm_vcpu_halt,
@@ -104,11 +102,11 @@ int BPF_PROG(on_irqfd, struct kvm_kernel_irq_routing_entry *entry, struct kvm *k
 	c = clock_of(current_tid());
 	if (!c || interrupted())
 		return 0;
-	if (c->taking.ifindex)
-		vmm_signals(c, kvm, route_id(BPF_CORE_READ(entry, gsi)));
+	if (c->reads)
+		thread_of_vmm_signals(c, kvm, route_id(READ(entry, gsi)));
 	/* not kvm->userspace_pid: in Linux 6.12 its offset is too large for a load instruction */
 	else
-		note_signalled_vm(c, BPF_CORE_READ(kvm, userspace_pid));
+		note_signalled_vm(c, READ(kvm, userspace_pid));
 	return 0;
 }
 

@@ -302,7 +302,7 @@ struct settings {
 	__u32 netns;	      /* of the traced taps: the inode number of the network namespace */
 	__u16 key_offset;     /* with MATCH_KEY: bytes of payload before the key */
 	__u8 writes_are_seen; /* vhost_add_used_n is probed */
-	__u8 pad[1];
+	__u8 loads;	      /* the kernel's memory can be read by loads: see read.bpf.h */
 	struct filter_net net[MAX_NETS];
 	struct filter_port port[MAX_PORTS];
 };

@@ -23,29 +23,29 @@ int BPF_PROG(on_macvtap_put)
 	struct tap_dev *tap;
 	struct packet p = {};
 	const unsigned char *data, *l2;
-	struct sk_buff *skb = NULL;
+	struct sk_buff *skb;
 	u64 now, n, at;
 
 	/* a pointer to a pointer: Linux 6.12 lets no program read such an argument directly */
 	if (bpf_get_func_arg(ctx, 0, &at))
 		return 0;
-	bpf_probe_read_kernel(&skb, sizeof(skb), (void *)at);
-	dev = BPF_CORE_READ(skb, dev);
-	q.ifindex = BPF_CORE_READ(dev, ifindex);
+	skb = (struct sk_buff *)read_number((void *)at, sizeof(skb));
+	dev = READ(skb, dev);
+	q.ifindex = READ(dev, ifindex);
 	if (!is_tap(dev, q.ifindex))
 		return 0;
 	/* the frame is at its network header here, and its MAC header precedes it */
-	l2 = BPF_CORE_READ(skb, head) + BPF_CORE_READ(skb, mac_header);
-	data = BPF_CORE_READ(skb, data);
-	n = BPF_CORE_READ(skb, len);
+	l2 = READ(skb, head) + READ(skb, mac_header);
+	data = READ(skb, data);
+	n = READ(skb, len);
 	p.len = n + (data - l2);
-	if (!parse(l2, data + (n - BPF_CORE_READ(skb, data_len)), AT_TAP | TO_GUEST | KEYED, &p))
+	if (!parse(l2, data + (n - READ(skb, data_len)), AT_TAP | TO_GUEST | KEYED, &p))
 		return 0;
-	count_segments(&p, BPF_CORE_READ(skb, head) + BPF_CORE_READ(skb, end));
+	count_segments(&p, READ(skb, head) + READ(skb, end));
 	now = bpf_ktime_get_ns();
 	/* which of several queues the frame is for is decided later */
-	tap = BPF_CORE_READ(dev, rx_handler_data);
-	if (BPF_CORE_READ(tap, numvtaps) == 1)
+	tap = READ(dev, rx_handler_data);
+	if (READ(tap, numvtaps) == 1)
 		worker = clock_at(bpf_map_lookup_elem(&workers, &q));
 	emit_tap(&p, now, POINT_TAP_ENQUEUE, q.ifindex, worker, 0, NOT_KNOWN);
 	return 0;
@@ -57,7 +57,7 @@ int BPF_PROG(on_macvtap_recvmsg, struct socket *sock, struct msghdr *m)
 	struct tap_queue___of_tap *tap =
 	    (void *)sock - bpf_core_field_offset(struct tap_queue___of_tap, sock);
 
-	return taken_by_vhost(m, BPF_CORE_READ(tap, tap, dev), BPF_CORE_READ(tap, queue_index), &tap->ring);
+	return taken_by_vhost(m, READ(READ(tap, tap), dev), READ(tap, queue_index), &tap->ring);
 }
 
 SEC("fentry/tap_sendmsg")
@@ -66,7 +66,7 @@ int BPF_PROG(on_macvtap_sendmsg, struct socket *sock)
 	struct tap_queue___of_tap *tap =
 	    (void *)sock - bpf_core_field_offset(struct tap_queue___of_tap, sock);
 
-	return vhost_sends(BPF_CORE_READ(tap, tap, dev), BPF_CORE_READ(tap, queue_index));
+	return vhost_sends(READ(READ(tap, tap), dev), READ(tap, queue_index));
 }
 
 SEC("fexit/tap_sendmsg")

@@ -7,6 +7,8 @@
 
 const volatile struct settings settings;
 
+#include "../common/read.bpf.h"
+
 /* Names the record types in the object's BTF so that the Rust half can be generated. */
 struct {
 	struct rec_packet packet;
@@ -265,7 +267,9 @@ struct {
 	__type(value, struct clock_ref);
 } workers SEC(".maps");
 
-/* Tap queue → the clock of the worker that sends the guest's frames: from Linux 6.5 on it may be another. */
+/* Tap queue → the clock of the worker that sends the guest's frames. It may be another: vhost has workers for
+ * single queues from Linux 6.5 on (VHOST_NEW_WORKER), which vhost-scsi offers; vhost-net does not as of 7.3.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 8192);
@@ -280,6 +284,22 @@ struct {
 	__type(key, struct tap_queue);
 	__type(value, struct served);
 } served SEC(".maps");
+
+/* An interrupt that a VMM's thread sends. */
+struct vmm_interrupt {
+	u64 id;
+	u32 vm; /* the VMM's process id */
+	u32 pad;
+};
+
+/* How often it was sent while the thread held no packets off a tap, less how often it was the first one after
+ * it took some: more than 0 for those of other devices than the tap's. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 8192);
+	__type(key, struct vmm_interrupt);
+	__type(value, s64);
+} sent_alone SEC(".maps");
 
 /* Doorbell → the tap queue whose it is, or has been: `served` knows. */
 struct {
@@ -349,7 +369,7 @@ static __always_inline bool hinted(u32 number, u8 hint)
 static __always_inline bool is_tap(const struct net_device *dev, u32 ifindex)
 {
 	return hinted(ifindex, HINT_TAP) && bpf_map_lookup_elem(&taps, &ifindex) &&
-	       BPF_CORE_READ(dev, nd_net.net, ns.inum) == settings.netns;
+	       READ(READ(dev, nd_net.net), ns.inum) == settings.netns;
 }
 
 /* The same of a device that the verifier trusts: its fields are read without a call each. */

@@ -163,7 +163,8 @@ pub fn try_load() -> Result<Vec<Verified>, Error> {
     for matching in others.into_iter().chain(key) {
         let watch = Watch { matching, ..Watch::default() };
         let mut object = open(&kernel)?;
-        prepare(&mut object, &Setup { watch: &watch, vms: &[], guests: true, buffer_bytes: 0 }, &hooks)?;
+        let setup = Setup { watch: &watch, vms: &[], guests: true, buffer_bytes: 0 };
+        prepare(&mut object, &setup, &hooks, has_loads(&kernel))?;
         let object = object.load().map_err(|e| Error::kernel("load the packet probes", e))?;
         for program in object::verified(&object)? {
             match most.iter_mut().find(|other| other.program == program.program) {
@@ -176,9 +177,10 @@ pub fn try_load() -> Result<Vec<Verified>, Error> {
 }
 
 /// Leaves out the programs whose targets this kernel lacks, and writes the settings, constants to the verifier.
-fn prepare(object: &mut OpenObject, setup: &Setup<'_>, hooks: &[Hook]) -> Result<(), Error> {
+fn prepare(object: &mut OpenObject, setup: &Setup<'_>, hooks: &[Hook], loads: bool) -> Result<(), Error> {
     select_programs(object, hooks, setup.guests)?;
     let probed = |target: &str| hooks.iter().any(|h| h.target == target && h.found.is_some());
+    let offers = settings::Offers { probed: &probed, loads };
     let bytes = setup.buffer_bytes.max(1 << 16).checked_next_power_of_two().unwrap_or(1 << 30);
     for mut map in object.maps_mut() {
         let name = map.name().to_string_lossy().into_owned();
@@ -190,7 +192,7 @@ fn prepare(object: &mut OpenObject, setup: &Setup<'_>, hooks: &[Hook]) -> Result
                 doing: "set the packet probes".into(),
                 reason: "their settings have no place".into(),
             })?;
-            settings::fill(image, setup, &probed)?;
+            settings::fill(image, setup, &offers)?;
         }
     }
     Ok(())
@@ -224,6 +226,11 @@ pub fn has_preempt_count(kernel: &KernelTypes) -> Result<bool, Error> {
         has |= kernel.can_use_variable(name)?;
     }
     Ok(*HAS_PREEMPT_COUNT.get_or_init(|| has))
+}
+
+/// Whether programs can load from the kernel's memory, wherever that is: from Linux 6.2 on.
+fn has_loads(kernel: &KernelTypes) -> bool {
+    kernel.has_function("bpf_rdonly_cast")
 }
 
 /// The programs as this kernel can load them.
@@ -267,6 +274,7 @@ impl Tracer {
         let mut hooks = find_hooks(&object, &kernel);
         let drop_names = drop_reasons::Names::read(&kernel);
         mark_forbidden(&mut hooks)?;
+        let loads = has_loads(&kernel);
         drop(kernel);
         if let Some(hook) =
             hooks.iter().find(|h| h.found.is_none() && NEEDED_TO_START.contains(&h.target.as_str()))
@@ -277,7 +285,7 @@ impl Tracer {
                     .into(),
             });
         }
-        prepare(&mut object, setup, &hooks)?;
+        prepare(&mut object, setup, &hooks, loads)?;
         let object = object.load().map_err(|e| Error::kernel("load the packet probes", e))?;
         let targets = targets::Targets::prepare(&object, setup.vms)?;
 

@@ -64,7 +64,7 @@ static __always_inline bool parse(const unsigned char *l2, const unsigned char *
 			return false;
 		if (to_guest)
 			p->received = bpf_ktime_get_ns();
-		if (!read_from(l2, end, ETH_HLEN, &h))
+		if (!read_others(l2, end, &h))
 			return false;
 	}
 	return identify(&h, l2, end, to_guest, flags & KEYED, settings.secret, p);
@@ -78,7 +78,7 @@ static __always_inline bool parse(const unsigned char *l2, const unsigned char *
  */
 static __always_inline void count_segments(struct packet *p, const unsigned char *shared)
 {
-	u32 size = BPF_CORE_READ((struct skb_shared_info *)shared, gso_size), payload, n;
+	u32 size = READ((struct skb_shared_info *)shared, gso_size), payload, n;
 
 	p->segments = 1;
 	if (!size || !p->headers || p->len <= p->headers)

@@ -236,28 +236,27 @@ int BPF_PROG(on_handle_rx, struct vhost_net *net)
  * off it already (vhost_net_buf in drivers/vhost/net.c). */
 static __always_inline u16 queue_depth(struct ptr_ring *ring, struct clock *c)
 {
-	int size = BPF_CORE_READ(ring, size), producer = BPF_CORE_READ(ring, producer);
-	int n = producer - BPF_CORE_READ(ring, consumer_head);
+	int size = READ(ring, size), producer = READ(ring, producer);
+	int n = producer - READ(ring, consumer_head);
 	struct vhost_net *net = c ? (struct vhost_net *)c->net : NULL;
 
 	if (n < 0) {
 		n += size;
 	} else if (n == 0 && producer >= 0 && producer < size) {
-		void **queue = BPF_CORE_READ(ring, queue), *slot = NULL, *next = NULL;
+		void **queue = READ(ring, queue);
+		u64 next = 0;
 
 		/*
 		 * full: the next slot to fill is the next to take, and has a packet. If it is being filled,
 		 * the one after it is free, or the producer has gone on.
 		 */
-		bpf_probe_read_kernel(&slot, sizeof(slot), queue + producer);
-		if (slot)
-			bpf_probe_read_kernel(&next, sizeof(next),
-					      queue + (producer + 1 < size ? producer + 1 : 0));
-		if (next && BPF_CORE_READ(ring, producer) == producer)
+		if (read_number(queue + producer, sizeof(*queue)))
+			next = read_number(queue + (producer + 1 < size ? producer + 1 : 0), sizeof(*queue));
+		if (next && READ(ring, producer) == producer)
 			n = size;
 	}
 	if (net)
-		n += BPF_CORE_READ(net, vqs[0].rxq.tail) - BPF_CORE_READ(net, vqs[0].rxq.head);
+		n += READ(net, vqs[0].rxq.tail) - READ(net, vqs[0].rxq.head);
 	return n < 0 ? 0 : n > 0xffff ? 0xffff : n;
 }
 
@@ -278,7 +277,7 @@ static __always_inline int taken_by_vhost(struct msghdr *m, struct net_device *d
 {
 	u64 now = bpf_ktime_get_ns();
 	struct sk_buff *skb = m->msg_control;
-	struct tap_queue q = {.ifindex = BPF_CORE_READ(dev, ifindex), .queue = queue};
+	struct tap_queue q = {.ifindex = READ(dev, ifindex), .queue = queue};
 	struct packet p = {};
 	struct clock *c;
 	const unsigned char *data;
@@ -298,10 +297,10 @@ static __always_inline int taken_by_vhost(struct msghdr *m, struct net_device *d
 		packet_taken(c, now, &q, last_used(c));
 	}
 
-	data = BPF_CORE_READ(skb, data);
-	len = BPF_CORE_READ(skb, len);
+	data = READ(skb, data);
+	len = READ(skb, len);
 	p.len = len;
-	if (parse(data, data + (len - BPF_CORE_READ(skb, data_len)), AT_TAP | TO_GUEST, &p))
+	if (parse(data, data + (len - READ(skb, data_len)), AT_TAP | TO_GUEST, &p))
 		emit_tap(&p, now, POINT_TAP_DEQUEUE, q.ifindex, c, queue_depth(ring, c), NOT_KNOWN);
 	return 0;
 }
@@ -311,8 +310,7 @@ int BPF_PROG(on_tun_recvmsg, struct socket *sock, struct msghdr *m)
 {
 	struct tun_file *tfile = (void *)sock - bpf_core_field_offset(struct tun_file, socket);
 
-	return taken_by_vhost(m, BPF_CORE_READ(tfile, tun, dev), BPF_CORE_READ(tfile, queue_index),
-			      &tfile->tx_ring);
+	return taken_by_vhost(m, READ(READ(tfile, tun), dev), READ(tfile, queue_index), &tfile->tx_ring);
 }
 
 /* ---- the way out ---- */
@@ -320,7 +318,7 @@ int BPF_PROG(on_tun_recvmsg, struct socket *sock, struct msghdr *m)
 /* vhost hands over a guest's frames: until it returns, frames in the stack are from this worker and queue. */
 static __always_inline int vhost_sends(struct net_device *dev, u16 queue)
 {
-	struct tap_queue q = {.ifindex = BPF_CORE_READ(dev, ifindex), .queue = queue};
+	struct tap_queue q = {.ifindex = READ(dev, ifindex), .queue = queue};
 	struct clock *c;
 
 	if (!is_tap(dev, q.ifindex))
@@ -353,7 +351,7 @@ int BPF_PROG(on_tun_sendmsg, struct socket *sock)
 {
 	struct tun_file *tfile = (void *)sock - bpf_core_field_offset(struct tun_file, socket);
 
-	return vhost_sends(BPF_CORE_READ(tfile, tun, dev), BPF_CORE_READ(tfile, queue_index));
+	return vhost_sends(READ(READ(tfile, tun), dev), READ(tfile, queue_index));
 }
 
 SEC("fexit/tun_sendmsg")
@@ -392,7 +390,7 @@ int BPF_PROG(on_kick, struct wait_queue_entry *wait)
 		return 0;
 	/* a queue's poll is inside the queue; before Linux 6.5 a poll does not say which queue: see is_vq */
 	vq = (void *)poll - bpf_core_field_offset(struct vhost_virtqueue, poll);
-	if (bpf_core_field_exists(poll->vq) && BPF_CORE_READ(poll, vq) != vq)
+	if (bpf_core_field_exists(poll->vq) && READ(poll, vq) != vq)
 		return 0;
 	if (!is_vq(vq, 1) || !queue_of(vq, &q))
 		return 0;
@@ -439,13 +437,12 @@ int BPF_PROG(on_dev_queue, struct sk_buff *skb)
 __noinline int emit_linked(u64 address, u8 point)
 {
 	struct sk_buff *skb = (struct sk_buff *)address;
-	struct net_device *dev = BPF_CORE_READ(skb, dev);
-	u32 ifindex = BPF_CORE_READ(dev, ifindex), len = BPF_CORE_READ(skb, len);
-	const unsigned char *data = BPF_CORE_READ(skb, data);
+	struct net_device *dev = READ(skb, dev);
+	u32 ifindex = READ(dev, ifindex), len = READ(skb, len);
+	const unsigned char *data = READ(skb, data);
 	struct packet p = {.len = len};
 
-	if (!is_tap(dev, ifindex) && parse(data, data + (len - BPF_CORE_READ(skb, data_len)), 0, &p) &&
-	    !p.to_guest)
+	if (!is_tap(dev, ifindex) && parse(data, data + (len - READ(skb, data_len)), 0, &p) && !p.to_guest)
 		emit_packet(&p, point, ifindex);
 	return 0;
 }
@@ -468,10 +465,10 @@ static __always_inline int emit_chain(struct sk_buff *first, u8 point)
 		emit_packet(&p, point, ifindex);
 	if (!first->next)
 		return 0;
-	at = BPF_CORE_READ(first, next); /* as a number */
+	at = READ(first, next); /* as a number */
 	for (i = 1; i < BULK_MAX && at; i++) {
 		emit_linked((u64)at, point);
-		at = BPF_CORE_READ(at, next);
+		at = READ(at, next);
 	}
 	return 0;
 }

@@ -7,7 +7,10 @@
  * The interrupt of a receive queue is the first one that the thread sends after it took packets off the tap,
  * before it sleeps, takes packets off another queue or sends a frame. What has been first twice in a row is
  * the queue's interrupt until another one has been first twice in a row. Only that one is joined with
- * packets; of all others it is not known whose they are.
+ * packets; of all others it is not known whose they are. Another device's that the same thread serves, such
+ * as a disk's, comes first if the guest wanted no interrupt for the packets. It is also sent when the thread
+ * holds none, and more often: such an interrupt is not learnt, and says nothing against the one that is in
+ * doubt.
  *
  *                   another, for the 1st time             the same again
  *   [known or not] ──────────────────────────► [doubted] ───────────────► [known]
@@ -35,6 +38,27 @@ static __always_inline bool learn(struct learnt *l, u64 seen)
 	l->known = seen;
 	l->doubt = 0;
 	return true;
+}
+
+/* How far the count of interrupts that come alone goes, either way. */
+#define MOST_ALONE 4
+
+/* A VMM's thread sends an interrupt, `alone`: while it holds no packets off a tap; else as the first after it
+ * took some. Returns whether it is another device's. */
+static __always_inline bool is_of_others(u32 vm, u64 id, bool alone)
+{
+	struct vmm_interrupt key = {.id = id, .vm = vm};
+	s64 *known = bpf_map_lookup_elem(&sent_alone, &key), first = alone ? 1 : -1;
+
+	if (!known) {
+		bpf_map_update_elem(&sent_alone, &key, &first, BPF_NOEXIST);
+		return alone;
+	}
+	/* Guests move interrupts, and a number that is free then is another device's: what is long ago counts
+	 * for little. One thread serves a device, so nobody else writes here. */
+	if (alone ? *known < MOST_ALONE : *known > -MOST_ALONE)
+		*known += first;
+	return *known > 0;
 }
 
 /* A number for an interrupt by its message, or by its number in KVM's routing. Neither is 0. */

@@ -5,15 +5,23 @@ use crate::Error;
 use std::os::linux::fs::MetadataExt;
 use teiji_model::flow::{Direction, End, Flow, Key, Matching, Proto};
 
-/// Writes the settings into the image of the object's constants. `hand_over`: the hand-over of packets to a driver is
-/// probed before packet sockets take their copies.
+/// What this kernel offers the programs.
+pub(super) struct Offers<'a> {
+    /// Whether a function is probed.
+    pub(super) probed: &'a dyn Fn(&str) -> bool,
+    /// Its memory can be read by loads: see `read.bpf.h`.
+    pub(super) loads: bool,
+}
+
+/// Writes the settings into the image of the object's constants.
 ///
 /// # Errors
 /// [`Error::Kernel`] if the kernel provides no random numbers, or does not tell the network namespace.
-pub(super) fn fill(image: &mut [u8], setup: &Setup<'_>, probed: &dyn Fn(&str) -> bool) -> Result<(), Error> {
+pub(super) fn fill(image: &mut [u8], setup: &Setup<'_>, offers: &Offers<'_>) -> Result<(), Error> {
     let mut settings = types::settings {
-        hand_over: probed("dev_hard_start_xmit").into(),
-        writes_are_seen: probed("vhost_add_used_n").into(),
+        hand_over: (offers.probed)("dev_hard_start_xmit").into(),
+        writes_are_seen: (offers.probed)("vhost_add_used_n").into(),
+        loads: offers.loads.into(),
         netns: network_namespace()?,
         ..settings(setup)
     };

@@ -290,7 +290,7 @@ static __always_inline bool delivered_by_hardware(const struct clock *vcpu)
 {
 	struct kvm_lapic *apic = (void *)vcpu->apic;
 
-	return apic && BPF_CORE_READ(apic, apicv_active);
+	return apic && READ(apic, apicv_active);
 }
 
 /* A vCPU has accepted an interrupt, whose entry is to be told. */

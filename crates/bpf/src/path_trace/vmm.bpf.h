@@ -22,12 +22,12 @@ static __always_inline struct tun_file *queue_of_file(struct kiocb *iocb, struct
 
 	if (!hinted(bpf_get_current_pid_tgid() >> 32, HINT_SERVED))
 		return NULL;
-	tfile = BPF_CORE_READ(iocb, ki_filp, private_data);
-	dev = BPF_CORE_READ(tfile, tun, dev);
-	q->ifindex = BPF_CORE_READ(dev, ifindex);
+	tfile = READ(READ(iocb, ki_filp), private_data);
+	dev = READ(READ(tfile, tun), dev);
+	q->ifindex = READ(dev, ifindex);
 	if (!is_tap(dev, q->ifindex))
 		return NULL;
-	q->queue = BPF_CORE_READ(tfile, queue_index);
+	q->queue = READ(tfile, queue_index);
 	return tfile;
 }
 
@@ -79,12 +79,10 @@ static __always_inline void not_signalled(struct clock *c, u64 now)
 static __always_inline struct sk_buff *next_packet(struct tun_file *tfile)
 {
 	struct ptr_ring *ring = &tfile->tx_ring;
-	int size = BPF_CORE_READ(ring, size), at = BPF_CORE_READ(ring, consumer_head);
-	void **queue = BPF_CORE_READ(ring, queue), *slot = NULL;
+	int size = READ(ring, size), at = READ(ring, consumer_head);
+	void **queue = READ(ring, queue);
 
-	if (at >= 0 && at < size)
-		bpf_probe_read_kernel(&slot, sizeof(slot), queue + at);
-	return slot;
+	return at >= 0 && at < size ? (struct sk_buff *)read_number(queue + at, sizeof(*queue)) : NULL;
 }
 
 SEC("fentry/tun_chr_read_iter")
@@ -125,10 +123,10 @@ int BPF_PROG(on_vmm_read, struct kiocb *iocb)
 		count(COUNT_UNIDENTIFIED);
 		return 0;
 	}
-	data = BPF_CORE_READ(skb, data);
-	len = BPF_CORE_READ(skb, len);
+	data = READ(skb, data);
+	len = READ(skb, len);
 	p.len = len;
-	if (!parse(data, data + (len - BPF_CORE_READ(skb, data_len)), AT_TAP | TO_GUEST, &p))
+	if (!parse(data, data + (len - READ(skb, data_len)), AT_TAP | TO_GUEST, &p))
 		return 0;
 	depth = queue_depth(&tfile->tx_ring, c);
 	emit_tap(&p, now, POINT_TAP_DEQUEUE, q.ifindex, c, depth ? depth - 1 : 0, NOT_KNOWN);
@@ -160,7 +158,10 @@ static __always_inline void vmm_signals(struct clock *c, struct kvm *kvm, u64 in
 		if (!s)
 			return;
 	}
-	c->signal.vm = BPF_CORE_READ(kvm, userspace_pid);
+	c->signal.vm = READ(kvm, userspace_pid);
+	/* the queue's own may follow */
+	if (is_of_others(c->signal.vm, interrupt, false))
+		return;
 	if (!learn(&s->interrupt, interrupt))
 		return give_up_taken(c, now, c->signal.vm);
 	/* only of the queue's own: another device's may come at any time */
@@ -173,15 +174,24 @@ static __always_inline void vmm_signals(struct clock *c, struct kvm *kvm, u64 in
 	c->signal.begun = now;
 }
 
+/* A thread that has looked at a tap tells KVM to send this interrupt. After it has sent a frame, one that
+ * comes without packets may be of the tap's transmit queue, which may share it with the receive queue. */
+static __always_inline void thread_of_vmm_signals(struct clock *c, struct kvm *kvm, u64 interrupt)
+{
+	if (c->taking.ifindex)
+		vmm_signals(c, kvm, interrupt);
+	else if (!c->sends)
+		is_of_others(READ(kvm, userspace_pid), interrupt, true);
+}
+
 SEC("fentry/kvm_send_userspace_msi")
 int BPF_PROG(on_vmm_msi, struct kvm *kvm, struct kvm_msi *msi)
 {
 	struct clock *c = clock_of(current_tid());
 
-	if (c && c->taking.ifindex)
-		vmm_signals(c, kvm,
-			    message_id(BPF_CORE_READ(msi, address_lo), BPF_CORE_READ(msi, address_hi),
-				       BPF_CORE_READ(msi, data)));
+	if (c && c->reads)
+		thread_of_vmm_signals(
+		    c, kvm, message_id(READ(msi, address_lo), READ(msi, address_hi), READ(msi, data)));
 	return 0;
 }
 
@@ -209,8 +219,14 @@ int BPF_PROG(on_vmm_write, struct kiocb *iocb)
 	struct clock *c;
 	u64 now, rung;
 
-	if (!queue_of_file(iocb, &q) || !(settings.directions & DIR_OUT))
+	if (!queue_of_file(iocb, &q))
 		return 0;
+	if (!(settings.directions & DIR_OUT)) {
+		c = clock_of(current_tid());
+		if (c)
+			c->sends = 1;
+		return 0;
+	}
 	now = bpf_ktime_get_ns();
 	c = worker_clock(now);
 	if (!c || c->actor != ACTOR_WORKER)

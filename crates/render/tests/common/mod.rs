@@ -4,7 +4,7 @@
 use teiji_model::event::Role;
 use teiji_model::finding::{Cause, PolicyChange, Remedy};
 use teiji_model::flow::{Matching, Watch};
-use teiji_model::host::{DataPlane, Nic, Vcpu, Vm, Worker};
+use teiji_model::host::{DataPlane, Identity, NamedBy, Nic, Vcpu, Vm, Worker};
 use teiji_model::report::*;
 use teiji_model::stage::{Actor, Split, Stage, ThreadState};
 use teiji_model::threads::{
@@ -21,6 +21,18 @@ pub fn advice(report: &Report) -> Vec<teiji_model::advice::Advice> {
         help: suggestion.of(advice),
     };
     report.vms.iter().zip(&suggestion.vms).map(one).collect()
+}
+
+/// A VM of root's, which names itself.
+pub fn of_root() -> Identity {
+    Identity {
+        uid: Some(0),
+        user: Some("root".into()),
+        named_by: NamedBy::Itself,
+        started: None,
+        uuid: None,
+        unconfirmed: false,
+    }
 }
 
 pub fn vm(name: &str, pid: u32) -> Vm {

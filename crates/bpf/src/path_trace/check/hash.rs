@@ -2,10 +2,10 @@
 //! a packet's way.
 
 use super::types::role;
-use super::{DATAGRAM, Frame, Identity, ask, frame, load, load_with, types};
+use super::{DATAGRAM, Frame, Identity, ask, frame, load, load_offered, types};
 use proptest::prelude::*;
 use std::net::IpAddr;
-use teiji_model::flow::Flow;
+use teiji_model::flow::{Flow, Matching};
 
 /// Where the words of a packet have their secrets.
 const WHAT: usize = 8;
@@ -135,8 +135,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn the_kernel_hashes_as_the_reference_does(frames in prop::collection::vec(frame(), 50)) {
-        let (object, settings) = load_with(&Flow::default());
+    fn the_kernel_hashes_as_the_reference_does(frames in prop::collection::vec(frame(), 50), loads: bool) {
+        let (object, settings) = load_offered(&Flow::default(), Matching::Echo, loads, &[]);
         let types::settings { secret, .. } = settings;
         for frame in &frames {
             let message = ask(&object, &frame.bytes(), frame.to_guest);

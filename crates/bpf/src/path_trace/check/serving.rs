@@ -8,12 +8,16 @@ fn words(words: [u64; 3]) -> Vec<u8> {
     words.map(u64::to_ne_bytes).as_flattened().to_vec()
 }
 
-/// An interrupt or doorbell is seen in a queue's place: whether it is known to be the queue's.
-fn learns(object: &Object, seen: u64) -> bool {
-    let program = object.progs_mut().find(|p| p.name() == "learns").unwrap();
-    let mut context = words([seen, 0, 0]);
+fn answers(object: &Object, program: &str, context: [u64; 3]) -> bool {
+    let program = object.progs_mut().find(|p| p.name() == program).unwrap();
+    let mut context = words(context);
     let input = ProgramInput { context_in: Some(&mut context), ..ProgramInput::default() };
     program.test_run(input).unwrap().return_value == 1
+}
+
+/// An interrupt or doorbell is seen in a queue's place: whether it is known to be the queue's.
+fn learns(object: &Object, seen: u64) -> bool {
+    answers(object, "learns", [seen, 0, 0])
 }
 
 /// A doorbell is rung at a time, none if it is 0: the only one since another time, 0 if there are none or several.
@@ -35,6 +39,35 @@ fn what_is_seen_twice_in_a_row_is_the_queues() {
     // The guest has moved the interrupt: the former one is not taken for it any more.
     assert_eq!(known(&[9, 9, 7, 9]), [true, true, false, true]);
     assert_eq!(known(&[7, 7]), [false, true]);
+}
+
+#[test]
+fn an_interrupt_that_comes_without_packets_more_often_is_another_devices() {
+    let object = load(&Flow::default());
+    let [alone, after_packets] =
+        [1, 0].map(|alone| move |object: &Object, id| answers(object, "others", [id, alone, 0]));
+    const DISK: u64 = 7;
+    const TAP: u64 = 8;
+    for _ in 0..3 {
+        assert!(alone(&object, DISK));
+    }
+    for _ in 0..2 {
+        assert!(after_packets(&object, DISK), "the guest wanted no interrupt for the packets");
+        assert!(!after_packets(&object, TAP));
+    }
+    // A packet came at the instant at which the tap was found empty.
+    assert!(!alone(&object, TAP));
+    assert!(!after_packets(&object, TAP));
+    // The guest has moved the interrupts: the disk's number is the tap's now.
+    for _ in 0..1_000 {
+        assert!(alone(&object, DISK));
+    }
+    let others = (0..10).filter(|_| after_packets(&object, DISK)).count();
+    assert!(others < 5, "{others} of 10 are taken for another device's");
+    // It was met for the first time then.
+    const MET_ALONE: u64 = 9;
+    assert!(alone(&object, MET_ALONE));
+    assert!(!after_packets(&object, MET_ALONE));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Who is named for the waits of threads, and what is told of vCPUs, in the kernel, on schedules made for it. The kernel half draws its random
 //! numbers from a fixed start, so each run gives the same.
 
-use super::{clock, load, load_probing, types};
+use super::{clock, load, load_offered, types};
 use crate::object::bytes_of;
 use libbpf_rs::{MapCore, MapFlags, Object, ProgramInput, RingBufferBuilder};
 use std::cell::RefCell;
@@ -160,7 +160,7 @@ pub(super) fn telling() -> Host {
 
 /// The same on a kernel in which the write to a guest's ring cannot be probed.
 pub(super) fn telling_without_writes() -> Host {
-    telling_on(Host::of(load_probing(&Flow::default(), Matching::Echo, &[]).0))
+    telling_on(Host::of(load_offered(&Flow::default(), Matching::Echo, true, &[]).0))
 }
 
 fn telling_on(host: Host) -> Host {
