@@ -322,11 +322,11 @@ impl Analyzer {
                     {
                         self.joiner.pack(index);
                     }
+                    self.joiner.forget_given(pid);
                     for stream in self.streams.of(pid) {
                         self.sorter.forget(stream);
                         self.joiner.forget_guest(stream);
                     }
-                    self.joiner.passthrough.forget(pid);
                 }
             }
             Changed::Given { pid, nics } => {

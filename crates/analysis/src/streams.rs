@@ -60,7 +60,8 @@ impl Streams {
                     guest::EventKind::Thread { tid, process, parent, comm, started: on_host(started) }
                 }
                 guest::EventKind::Matched(m) => {
-                    guest::EventKind::Matched(guest::Matched { interrupted: on_host(m.interrupted), ..m })
+                    let (interrupted, previous) = (on_host(m.interrupted), on_host(m.previous));
+                    guest::EventKind::Matched(guest::Matched { interrupted, previous, ..m })
                 }
                 kind @ (guest::EventKind::Queued { .. } | guest::EventKind::Handed { .. }) => kind,
             }),

@@ -322,14 +322,10 @@ pub struct DeviceInterrupt {
     pub vm: u32,
     /// The vCPU by KVM's number; has no meaning if `delivery` is [`Delivery::Unknown`].
     pub vcpu: u32,
-    /// The same vCPU by its index in the VM; see [`Interrupt::index`].
-    pub index: Option<u16>,
-    /// The guest's interrupt vector, 0 if hardware delivers it.
+    /// The guest's interrupt vector; has no meaning if `delivery` is [`Delivery::Unknown`].
     pub vector: u8,
-    /// What the vCPU's thread was doing at [`Event::ts`]; `None` if not known.
-    pub state: Option<ThreadState>,
-    /// The clock of the vCPU's thread at [`Event::ts`]; has no meaning if `state` is `None`.
-    pub clock: Split,
+    /// Hardware delivers it: the [`GuestEntry`] that takes it has vector 0.
+    pub by_hardware: bool,
 }
 
 /// A vCPU entered guest mode with interrupts that [`Interrupt`] or [`DeviceInterrupt`] events announced.

@@ -284,9 +284,11 @@ pub struct Matched {
     pub sent: bool,
     /// Of a packet that was received: as in `Received`.
     pub interrupted: u64,
-    /// And whether that interrupt was its own: the driver received no other packet before it since then, and the interrupt was not
-    /// left over from an earlier packet.
-    pub first: bool,
+    /// When the same vCPU was interrupted before that, by whatever device; 0 if that is not known.
+    pub previous: u64,
+    /// Whether the interrupt at `interrupted` was certainly this packet's own: the driver received no other one before it since then,
+    /// and the interrupt cannot have been left over from an earlier packet.
+    pub own: bool,
     /// The device's PCI vendor id.
     pub vendor: u16,
     /// The device's PCI device id.

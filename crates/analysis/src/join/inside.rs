@@ -33,7 +33,7 @@ use crate::guest_cells::Row;
 use crate::hash::{Map, Seeded};
 use crate::lost::LostWindows;
 use teiji_model::event::{self, Print, Start, VcpuState};
-use teiji_model::guest::{EventKind, Matched};
+use teiji_model::guest::EventKind;
 use teiji_model::report::{GuestPart, InsideRequest};
 use teiji_model::stage::Split;
 use teiji_model::stream::StreamId;
@@ -233,13 +233,8 @@ impl InsideTable {
             | EventKind::Read { print, .. }
             | EventKind::Sent { print, .. }
             | EventKind::Handed { print } => *print,
-            EventKind::Matched(Matched { sent: true, .. }) => return,
-            // Of an earlier packet with this print nothing more is reported.
-            EventKind::Matched(m) => {
-                let fresh = GuestPacket { received: now, received_on: cpu, ..GuestPacket::default() };
-                guest.packets.insert(m.print, fresh, now);
-                return;
-            }
+            // See `receive`.
+            EventKind::Matched(_) => return,
         };
         if guest.packets.get_mut(&print).is_none() {
             guest.packets.insert(print, GuestPacket::default(), now);
@@ -267,6 +262,26 @@ impl InsideTable {
             }
             _ => {}
         }
+    }
+
+    /// A guest has received a packet by a NIC that it was given: of an earlier one with this print nothing more is reported.
+    pub(super) fn receive(&mut self, now: u64, pid: u32, cpu: u16, print: u64) {
+        if let Some(guest) = self.guest(pid) {
+            let fresh = GuestPacket { received: now, received_on: cpu, ..GuestPacket::default() };
+            guest.packets.insert(print, fresh, now);
+        }
+    }
+
+    /// What is reported of a packet with this print from now on is of another one.
+    pub(super) fn forget_packet(&mut self, pid: u32, print: u64) {
+        if let Some(guest) = self.guest(pid) {
+            guest.packets.remove(&print);
+        }
+    }
+
+    /// Whether reports of a guest of that time are missing.
+    pub(super) fn is_missing(&self, pid: u32, since: u64, until: u64) -> bool {
+        self.latest(pid).is_some_and(|guest| guest.lost.touches(since, until))
     }
 
     /// Whether a guest has sent the packet with this fingerprint only after `kick`: then that kick was for an earlier one.

@@ -303,6 +303,11 @@ impl Joiner {
         self.requests.inside.forget(stream);
     }
 
+    /// A VM has ended, and with it its NICs. Comes before [`Joiner::forget_guest`].
+    pub(crate) fn forget_given(&mut self, pid: u32) {
+        self.passthrough.forget(pid, &self.requests.inside, &mut self.common);
+    }
+
     /// A guest's event, with its time on the host's clock. It changes nothing of what the host saw.
     pub(crate) fn of_guest(&mut self, event: &Event) {
         if let EventKind::Guest(kind) = &event.kind {
@@ -428,7 +433,7 @@ impl Joiner {
         self.inbound.expire(now, c, requests);
         self.outbound.expire(now, c, requests, sink);
         requests.expire(now, c);
-        self.passthrough.expire(now, c);
+        self.passthrough.expire(now, &requests.inside, c);
         requests.expire_inside(now);
     }
 
@@ -438,7 +443,7 @@ impl Joiner {
         c.ended = Some(ended.max(self.now));
         self.outbound.finish(c, requests, sink);
         self.inbound.finish(c, requests);
-        self.passthrough.finish(c);
+        self.passthrough.finish(&requests.inside, c);
         requests.finish(c);
     }
 }

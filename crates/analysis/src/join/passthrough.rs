@@ -10,21 +10,21 @@
 //! to say ([`EventKind::Matched`](teiji_model::guest::EventKind::Matched)); it can only deceive about its own requests. Of the devices
 //! it names the PCI ids: those that the host has given to the VM count.
 //!
-//! A request begins with the interrupt that made the guest's driver look at the NIC, if its packet was the first that the driver then
-//! found, and the interrupt was not left over from an earlier one: the guest says so ([`Matched::first`]). Any other packet may have
-//! come at any time: the request is `polled`, and begins when the guest received the packet.
+//! A request begins with the interrupt that made the guest's driver look at the NIC, if that was certainly its packet's: the guest says so
+//! ([`Matched::own`]). Any other packet may have come at any time: the request is `polled`, and begins when the guest received it.
 //!
-//! The guest's driver is interrupted right after the guest entry with that interrupt, as the guest takes no other interrupt in
-//! between. So of the entries with interrupts of the VM's devices on that vCPU the last one before the guest's interrupt is the right
-//! one. That is certain if the guest's clock is exact enough to tell them apart, or if an earlier entry is known to be that of an
-//! earlier interrupt of the guest. Otherwise the request is incomplete ([`Reason::InterruptUnknown`]).
+//! A guest enters with an interrupt, and handles it at once: it takes no other one in between. So of the guest entries with interrupts of
+//! the VM's devices on that vCPU, the right one is the only one after the guest's previous interrupt, of whatever device, and before this
+//! one ([`delivered_with`]). Where hardware delivers interrupts, one guest entry may stand for several. Where the guest's clock is not
+//! exact enough, or an interrupt was sent and not seen to be accepted, the request is incomplete ([`Reason::InterruptUnknown`]).
 
 use super::inside::{Division, InsideTable, Stay};
 use super::recent::RecentKeys;
 use super::timeline::Way;
 use super::{Common, Exclusion, Validity};
-use crate::expiring::{EntryId, ExpiringSlab};
-use crate::hash::{Map, Seeded, make_room};
+use crate::expiring::ExpiringMap;
+use crate::hash::{Map, Seeded};
+use crate::lost::LostWindows;
 use crate::passthrough_stats::CompletePassthrough;
 use std::collections::VecDeque;
 use teiji_model::event::{Delivery, DeviceInterrupt, GuestEntry, Role};
@@ -32,13 +32,14 @@ use teiji_model::guest::Matched;
 use teiji_model::host::GivenNic;
 use teiji_model::report::{Outcome, PassthroughRequest, PassthroughStage, Reason};
 
-/// Requests open at once.
-const MAX_OPEN: usize = 1 << 14;
+/// Requests of a VM that are open at once, and keys whose requests its guest itself sends.
+const MAX_OPEN: usize = 1 << 12;
+const MAX_RECENT: usize = 1 << 12;
 /// Interrupts of a VM that wait for their guest entry, at once.
 const MAX_WAITING: usize = 1 << 10;
-/// Guest entries of a vCPU that are remembered: a request is joined with its entry when it is complete.
-const MAX_ENTRIES: usize = 1 << 12;
-/// vCPUs of a guest whose interrupts are told apart.
+/// Guest entries of a vCPU that are remembered.
+const MAX_DELIVERED: usize = 1 << 12;
+/// vCPUs of a VM whose guest entries are.
 const MAX_VCPUS: usize = 1 << 12;
 /// Complete requests that wait to be fetched.
 const MAX_DONE: usize = 1 << 16;
@@ -50,14 +51,18 @@ struct Waiting {
     accepted: u64,
     vcpu: u32,
     vector: u8,
+    by_hardware: bool,
 }
 
-/// A vCPU is in guest mode with an interrupt.
+/// A vCPU was in guest mode with an interrupt.
 #[derive(Clone, Copy)]
-struct Entered {
+struct Delivered {
     began: u64,
     accepted: u64,
-    at: u64,
+    entered: u64,
+    by_hardware: bool,
+    /// Interrupts of several vectors: when the guest took each is not known.
+    several: bool,
 }
 
 /// A VM with such NICs.
@@ -69,9 +74,13 @@ struct Given {
     ids: Vec<(u16, u16)>,
     waiting: VecDeque<Waiting>,
     /// By vCPU, KVM's number; by time.
-    entries: Map<u32, VecDeque<Entered>>,
-    /// By vCPU, the guest's number: the guest's last two interrupts of whose packets it has reported some, the later one first.
-    interrupts: Map<u16, [u64; 2]>,
+    delivered: Map<u32, VecDeque<Delivered>>,
+    /// When interrupts came that no vCPU was seen to accept.
+    not_accepted: LostWindows,
+    /// Keys whose requests the guest itself sends.
+    recent: RecentKeys,
+    /// Requests by key.
+    open: ExpiringMap<u64, Open>,
 }
 
 /// A request.
@@ -83,15 +92,23 @@ struct Open {
     print: u64,
     validity: Validity,
     received: u64,
-    /// The guest's interrupt in whose poll it was the first packet; `None`: polled.
-    interrupted: Option<u64>,
-    /// The guest's interrupt before that on the same vCPU, 0 if none is known.
-    before: u64,
+    /// `None`: polled.
+    interrupt: Option<GuestInterrupt>,
     /// The vCPU, the guest's number.
     cpu: u16,
     /// How many requests, and how many answers, of this key were seen.
     copies: u32,
     answers: u32,
+}
+
+/// The guest's interrupt that was a request's own.
+#[derive(Clone, Copy)]
+struct GuestInterrupt {
+    at: u64,
+    /// That before it on the same vCPU, 0 if none is known.
+    previous: u64,
+    /// The guest entry with it, if it was known when the request was received: later it may be forgotten.
+    delivered: Option<Delivered>,
 }
 
 /// See the module.
@@ -101,10 +118,6 @@ pub(crate) struct PassthroughTable {
     ttl: u64,
     /// By process id.
     vms: Map<u32, Given>,
-    /// Keys whose requests the guest itself sends.
-    recent: RecentKeys,
-    index: Map<(u32, u64), EntryId>,
-    open: ExpiringSlab<Open>,
     /// Whether complete requests are kept until they are fetched; and those that are.
     kept: bool,
     done: VecDeque<PassthroughRequest>,
@@ -113,69 +126,83 @@ pub(crate) struct PassthroughTable {
 impl PassthroughTable {
     /// `kept`: see [`Options::passthrough`](crate::Options::passthrough).
     pub(super) fn new(hasher: Seeded, ttl: u64, kept: bool) -> Self {
-        PassthroughTable {
-            hasher,
-            ttl,
-            vms: Map::with_hasher(hasher),
-            recent: RecentKeys::new(hasher, ttl),
-            index: Map::with_hasher(hasher),
-            open: ExpiringSlab::new(MAX_OPEN),
-            kept,
-            done: VecDeque::new(),
-        }
+        PassthroughTable { hasher, ttl, vms: Map::with_hasher(hasher), kept, done: VecDeque::new() }
     }
 
     /// A VM has these NICs from now on.
     pub(super) fn set(&mut self, pid: u32, vm: u32, nics: &[GivenNic], c: &mut Common) {
         c.vm_stats[vm as usize].passthrough.set(nics);
-        let hasher = self.hasher;
+        let (hasher, ttl) = (self.hasher, self.ttl);
         let new = || Given {
             vm,
             ids: Vec::new(),
             waiting: VecDeque::new(),
-            entries: Map::with_hasher(hasher),
-            interrupts: Map::with_hasher(hasher),
+            delivered: Map::with_hasher(hasher),
+            not_accepted: LostWindows::default(),
+            recent: RecentKeys::new(hasher, ttl, MAX_RECENT),
+            open: ExpiringMap::new(MAX_OPEN, hasher),
         };
         self.vms.entry(pid).or_insert_with(new).ids =
             nics.iter().map(|nic| (nic.vendor, nic.device)).collect();
     }
 
     /// A VM has ended.
-    pub(crate) fn forget(&mut self, pid: u32) {
-        self.vms.remove(&pid);
+    pub(super) fn forget(&mut self, pid: u32, inside: &InsideTable, c: &mut Common) {
+        let Some(mut given) = self.vms.remove(&pid) else { return };
+        while let Some((_, open)) = given.open.pop_oldest() {
+            unanswered(&open, Reason::NoAnswer, self.ttl, inside, c);
+        }
     }
 
     pub(super) fn interrupt(&mut self, now: u64, i: &DeviceInterrupt, c: &mut Common) {
         let Some(given) = self.vms.get_mut(&i.vm) else { return };
         let stats = &mut c.vm_stats[given.vm as usize].passthrough;
         stats.interrupts += 1;
+        let DeviceInterrupt { began, vcpu, vector, by_hardware, .. } = *i;
         match i.delivery {
             Delivery::Accepted => {
                 if given.waiting.len() >= MAX_WAITING {
                     given.waiting.pop_front();
                 }
-                let (vcpu, vector) = (i.vcpu, i.vector);
-                given.waiting.push_back(Waiting { began: i.began, accepted: now, vcpu, vector });
+                given.waiting.push_back(Waiting { began, accepted: now, vcpu, vector, by_hardware });
             }
             // The vCPU was in guest mode: no entry follows.
             Delivery::Posted => {
-                stats.delivered(now.saturating_sub(i.began));
-                given.enter(i.vcpu, Entered { began: i.began, accepted: now, at: now });
+                stats.delivered(now.saturating_sub(began));
+                let (by_hardware, several) = (true, false);
+                given.deliver(vcpu, Delivered { began, accepted: now, entered: now, by_hardware, several });
             }
-            Delivery::Suppressed | Delivery::Unknown => stats.not_accepted += 1,
+            Delivery::Suppressed | Delivery::Unknown => {
+                stats.not_accepted += 1;
+                given.not_accepted.add(began, now);
+            }
         }
     }
 
     pub(super) fn guest_entry(&mut self, now: u64, e: &GuestEntry, c: &mut Common) {
         let Some(given) = self.vms.get_mut(&e.vm).filter(|given| !given.waiting.is_empty()) else { return };
-        let takes = |w: &Waiting| w.vcpu == e.vcpu && w.vector == e.vector && w.accepted <= e.upto;
-        // If the NIC interrupted again before the entry, the guest handles both at once.
-        let first = given.waiting.iter().copied().find(takes);
+        let takes = |w: &Waiting| {
+            let entered = if w.by_hardware { e.vector == 0 } else { e.vector == w.vector };
+            w.vcpu == e.vcpu && entered && w.accepted <= e.upto
+        };
         let stats = &mut c.vm_stats[given.vm as usize].passthrough;
-        given.waiting.iter().filter(|w| takes(w)).for_each(|w| stats.delivered(now.saturating_sub(w.began)));
-        given.waiting.retain(|w| !takes(w));
-        let Some(Waiting { began, accepted, .. }) = first else { return };
-        given.enter(e.vcpu, Entered { began, accepted, at: now });
+        let mut taken: Option<(Waiting, bool)> = None;
+        given.waiting.retain(|w| {
+            // One that waits for so long was not delivered, or its guest entry was not seen.
+            let old = w.accepted.saturating_add(self.ttl) < now;
+            if old || !takes(w) {
+                return !old;
+            }
+            if !c.lost.touches(w.began, now) {
+                stats.delivered(now.saturating_sub(w.began));
+            }
+            // If the NIC interrupted again before the entry, the guest handles both at once.
+            let (first, several) = taken.unwrap_or((*w, false));
+            taken = Some((first, several || first.vector != w.vector));
+            false
+        });
+        let Some((Waiting { began, accepted, by_hardware, .. }, several)) = taken else { return };
+        given.deliver(e.vcpu, Delivered { began, accepted, entered: now, by_hardware, several });
     }
 
     /// A guest reports a packet that takes part in a request, at `now`; `inside` knows of it already.
@@ -188,58 +215,47 @@ impl PassthroughTable {
         inside: &mut InsideTable,
         c: &mut Common,
     ) {
-        let Some(given) = self.vms.get(&pid).filter(|given| given.ids.contains(&(m.vendor, m.device))) else {
+        let Some(given) = self.vms.get_mut(&pid).filter(|given| given.ids.contains(&(m.vendor, m.device)))
+        else {
             return;
         };
-        let vm = given.vm;
-        if m.sent {
-            let answers = matches!(m.role, Role::Final | Role::Either);
-            match self.index.get(&(vm, m.key)).copied().filter(|_| answers) {
-                Some(id) => self.answer(now, id, cpu, m, inside, c),
-                None if matches!(m.role, Role::Request | Role::Either) => {
-                    self.recent.remember(now, vm, m.key, false);
-                }
-                None => {}
-            }
-        } else {
-            self.receive(now, pid, cpu, m, c);
+        if !m.sent {
+            inside.receive(now, pid, cpu, m.print);
+            return self.receive(now, pid, cpu, m, inside, c);
         }
+        let answers = matches!(m.role, Role::Final | Role::Either);
+        if answers && given.open.get(&m.key).is_some() {
+            self.answer(now, pid, cpu, m, inside, c);
+        } else if matches!(m.role, Role::Request | Role::Either) {
+            given.recent.remember(now, given.vm, m.key, false);
+        }
+        // A later packet may be equal.
+        inside.forget_packet(pid, m.print);
     }
 
     /// The guest has received a packet.
-    fn receive(&mut self, now: u64, pid: u32, cpu: u16, m: &Matched, c: &mut Common) {
+    fn receive(&mut self, now: u64, pid: u32, cpu: u16, m: &Matched, inside: &InsideTable, c: &mut Common) {
         let Some(given) = self.vms.get_mut(&pid) else { return };
         let vm = given.vm;
-        let mut before = 0;
-        if m.interrupted != 0 && (given.interrupts.len() < MAX_VCPUS || given.interrupts.contains_key(&cpu)) {
-            let known = given.interrupts.entry(cpu).or_default();
-            if known[0] < m.interrupted {
-                *known = [m.interrupted, known[0]];
-            }
-            before = known[1];
-        }
-        let from_guest = self.recent.recall(now, vm, m.key).is_some_and(|recent| !recent.from_outside);
+        let from_guest = given.recent.recall(now, vm, m.key).is_some_and(|recent| !recent.from_outside);
         let begins = m.role == Role::Request || m.role == Role::Either && !from_guest;
         if !begins {
             return;
         }
         let stats = &mut c.vm_stats[vm as usize].passthrough;
         stats.seen();
-        if let Some(id) = self.index.get(&(vm, m.key)).copied() {
+        if let Some(open) = given.open.get_mut(&m.key) {
             stats.leave_out(Outcome::Ambiguous, Reason::SameKey.into());
-            if let Some(open) = self.open.get_mut(id) {
-                open.validity = open.validity.worse(Validity::ambiguous(Reason::SameKey));
-                open.copies = open.copies.saturating_add(1);
-            }
-            self.open.touch(id, now);
+            open.validity = open.validity.worse(Validity::ambiguous(Reason::SameKey));
+            open.copies = open.copies.saturating_add(1);
+            given.open.touch(&m.key, now);
             return;
         }
-        if self.open.full()
-            && let Some(open) = self.open.pop_oldest()
-        {
-            c.evicted += 1;
-            self.unanswered(&open, Reason::Evicted, c);
-        }
+        let interrupt = (m.own && m.interrupted != 0).then(|| {
+            let (at, previous) = (m.interrupted, m.previous);
+            let interrupt = GuestInterrupt { at, previous, delivered: None };
+            GuestInterrupt { delivered: given.delivered_with(&interrupt, cpu, pid, inside), ..interrupt }
+        });
         let open = Open {
             pid,
             vm,
@@ -247,51 +263,47 @@ impl PassthroughTable {
             print: m.print,
             validity: Validity::Valid,
             received: now,
-            interrupted: (m.first && m.interrupted != 0).then_some(m.interrupted),
-            before,
+            interrupt,
             cpu,
             copies: 1,
             answers: 0,
         };
-        let id = self.open.insert(open, now);
-        make_room(&mut self.index, MAX_OPEN);
-        self.index.insert((vm, m.key), id);
+        if let Some((_, evicted)) = given.open.insert(m.key, open, now) {
+            c.evicted += 1;
+            unanswered(&evicted, Reason::Evicted, self.ttl, inside, c);
+        }
     }
 
     /// The guest has given an answer to its driver.
     fn answer(
         &mut self,
         now: u64,
-        id: EntryId,
+        pid: u32,
         cpu: u16,
         m: &Matched,
         inside: &mut InsideTable,
         c: &mut Common,
     ) {
-        let Some(open) = self.open.get_mut(id) else { return };
+        let Some(given) = self.vms.get_mut(&pid) else { return };
+        let Some(open) = given.open.get_mut(&m.key) else { return };
         open.answers = open.answers.saturating_add(1);
         if open.answers < open.copies {
-            self.open.touch(id, now);
+            given.open.touch(&m.key, now);
             return;
         }
-        let Some(open) = self.open.remove(id) else { return };
-        self.index.remove(&(open.vm, open.key));
-        match self.complete(now, &open, cpu, m.print, inside, c) {
-            Ok(complete) => {
+        let Some(open) = given.open.remove(&m.key) else { return };
+        let complete = given.complete(now, &open, cpu, m.print, inside, c);
+        inside.forget_packet(pid, open.print);
+        match complete {
+            Ok((total, complete)) => {
                 c.vm_stats[open.vm as usize].passthrough.complete(&complete);
                 if self.kept {
                     if self.done.len() >= MAX_DONE {
                         self.done.pop_front();
                     }
+                    let (vm, key) = (open.vm as usize, open.key);
                     let CompletePassthrough { start, stages } = complete;
-                    let total = now - start;
-                    self.done.push_back(PassthroughRequest {
-                        vm: open.vm as usize,
-                        key: open.key,
-                        start,
-                        total,
-                        stages,
-                    });
+                    self.done.push_back(PassthroughRequest { vm, key, start, total, stages });
                 }
             }
             Err(Validity::Ambiguous(why)) => leave_out(open.vm, Outcome::Ambiguous, why, c),
@@ -300,7 +312,68 @@ impl PassthroughTable {
         }
     }
 
-    /// The stages of a request whose answer, with this print, was given to the driver at `handed`.
+    /// Complete requests that have not been fetched yet.
+    pub(crate) fn fetch(&mut self) -> Vec<PassthroughRequest> {
+        self.done.drain(..).collect()
+    }
+
+    pub(super) fn expire(&mut self, now: u64, inside: &InsideTable, c: &mut Common) {
+        let Some(then) = now.checked_sub(self.ttl) else { return };
+        for given in self.vms.values_mut() {
+            while let Some((_, open)) = given.open.pop_until(then) {
+                unanswered(&open, Reason::NoAnswer, self.ttl, inside, c);
+            }
+        }
+    }
+
+    pub(super) fn finish(&mut self, inside: &InsideTable, c: &mut Common) {
+        for given in self.vms.values_mut() {
+            while let Some((_, open)) = given.open.pop_oldest() {
+                unanswered(&open, Reason::NoAnswer, self.ttl, inside, c);
+            }
+        }
+    }
+}
+
+impl Given {
+    fn deliver(&mut self, vcpu: u32, delivered: Delivered) {
+        if self.delivered.len() >= MAX_VCPUS && !self.delivered.contains_key(&vcpu) {
+            return;
+        }
+        let of_vcpu = self.delivered.entry(vcpu).or_default();
+        if of_vcpu.len() >= MAX_DELIVERED {
+            of_vcpu.pop_front();
+        }
+        of_vcpu.push_back(delivered);
+    }
+
+    /// The guest entry with an interrupt of the guest on the vCPU that it calls `cpu`, if it is certain.
+    fn delivered_with(
+        &self,
+        interrupt: &GuestInterrupt,
+        cpu: u16,
+        pid: u32,
+        inside: &InsideTable,
+    ) -> Option<Delivered> {
+        let guest = inside.latest(pid)?;
+        let of_vcpu = self.delivered.get(&guest.vcpus.number(cpu)?)?;
+        delivered_with(of_vcpu, interrupt.at, interrupt.previous, guest.error())
+    }
+
+    /// The same of a request whose answer is there.
+    fn delivered(&self, open: &Open, inside: &InsideTable) -> Result<Option<Delivered>, Validity> {
+        let Some(interrupt) = open.interrupt else { return Ok(None) };
+        let error = inside.latest(open.pid).map_or(0, |guest| guest.error());
+        let in_doubt = self.not_accepted.touches(interrupt.previous, interrupt.at.saturating_add(error));
+        let delivered = match interrupt.delivered {
+            _ if in_doubt => None,
+            None => self.delivered_with(&interrupt, open.cpu, open.pid, inside),
+            known => known,
+        };
+        delivered.map(Some).ok_or(Validity::incomplete(Reason::InterruptUnknown))
+    }
+
+    /// How long a request took whose answer, with this print, was given to the driver at `handed`, ns, and its stages.
     fn complete(
         &self,
         handed: u64,
@@ -309,154 +382,146 @@ impl PassthroughTable {
         response: u64,
         inside: &mut InsideTable,
         c: &Common,
-    ) -> Result<CompletePassthrough, Validity> {
+    ) -> Result<(u64, CompletePassthrough), Validity> {
         if !open.validity.is_valid() {
             return Err(open.validity);
         }
         let vcpu = |cpu| inside.latest(open.pid).and_then(|guest| guest.vcpus.number(cpu));
         let (took, sent_on) = (vcpu(open.cpu), vcpu(cpu));
-        let error = inside.latest(open.pid).map_or(0, |guest| guest.error());
-        let entered = match open.interrupted {
-            Some(interrupted) => {
-                let unknown = Validity::incomplete(Reason::InterruptUnknown);
-                let given = self.vms.get(&open.pid).ok_or(unknown)?;
-                let entries = took.and_then(|vcpu| given.entries.get(&vcpu)).ok_or(unknown)?;
-                Some(entry_of(entries, interrupted, open.before, error).ok_or(unknown)?)
-            }
-            None => None,
-        };
-        let start = entered.map_or(open.received, |entered| entered.began);
-        if c.lost.touches(start, handed) {
+        let delivered = self.delivered(open, inside)?;
+        let start = delivered.map_or(open.received, |delivered| delivered.began);
+        // A lost event may also be an interrupt before that, which the guest took at the same time.
+        let since = open.interrupt.map_or(start, |interrupt| interrupt.previous.min(start));
+        if c.lost.touches(since, handed) {
             return Err(Validity::incomplete(Reason::EventsLost));
         }
-        let at = entered.map_or(open.received, |entered| entered.at);
         let stay = Stay {
             pid: open.pid,
             fingerprints: [0; 2],
             earlier_alike: 0,
-            entered: at,
+            entered: delivered.map_or(open.received, |delivered| delivered.entered),
             entered_on: took.unwrap_or(0),
             left: handed,
             left_on: sent_on,
             way: Way::default(),
         };
+        let out_of_order = Validity::incomplete(Reason::OutOfOrder);
         let parts = match inside.divide_prints(&stay, Some(open.print), Some(response)) {
             Division::Divided(divided) => divided.request.parts,
-            Division::Violation => return Err(Validity::incomplete(Reason::OutOfOrder)),
+            Division::Violation => return Err(out_of_order),
             Division::Incomplete | Division::NotReported => {
                 return Err(Validity::incomplete(Reason::ReportMissing));
             }
         };
         let mut stages = [None; PassthroughStage::COUNT];
         for stage in PassthroughStage::ALL {
-            stages[stage as usize] = match (stage, stage.of_guest(), entered) {
+            stages[stage as usize] = match (stage, stage.of_guest(), delivered) {
                 (PassthroughStage::GuestIrq, _, None) | (_, None, None) => None,
                 (_, Some(part), _) => Some(parts[part as usize]),
-                (PassthroughStage::Irq, None, Some(e)) => Some(e.accepted.saturating_sub(e.began)),
-                (_, None, Some(e)) => Some(e.at.saturating_sub(e.accepted)),
+                (PassthroughStage::Irq, None, Some(d)) => Some(d.accepted.saturating_sub(d.began)),
+                (_, None, Some(d)) => Some(d.entered.saturating_sub(d.accepted)),
             };
         }
         // Begun before accepted before entered, as the probes are in this order in one thread; a recording may say otherwise.
-        if stages.iter().flatten().sum::<u64>() != handed.saturating_sub(start) {
-            return Err(Validity::incomplete(Reason::OutOfOrder));
+        let total = handed.checked_sub(start).ok_or(out_of_order)?;
+        let sum = stages.iter().flatten().try_fold(0u64, |sum, ns| sum.checked_add(*ns));
+        if sum != Some(total) {
+            return Err(out_of_order);
         }
-        Ok(CompletePassthrough { start, stages })
+        Ok((total, CompletePassthrough { start, stages }))
     }
+}
 
-    /// Complete requests that have not been fetched yet.
-    pub(crate) fn fetch(&mut self) -> Vec<PassthroughRequest> {
-        self.done.drain(..).collect()
-    }
-
-    fn unanswered(&mut self, open: &Open, why: Reason, c: &mut Common) {
-        self.index.remove(&(open.vm, open.key));
-        let (outcome, why) = match open.validity {
-            Validity::Ambiguous(exclusion) => (Outcome::Ambiguous, exclusion),
-            _ => (Outcome::Unanswered, c.unless_ended(why.into(), open.received)),
-        };
-        let lost = c.lost.touches(open.received, open.received.saturating_add(self.ttl));
-        let why = if lost && why.reason == Reason::NoAnswer { Reason::EventsLost.into() } else { why };
-        leave_out(open.vm, outcome, why, c);
-    }
-
-    pub(super) fn expire(&mut self, now: u64, c: &mut Common) {
-        let Some(then) = now.checked_sub(self.ttl) else { return };
-        while let Some(open) = self.open.pop_until(then) {
-            self.unanswered(&open, Reason::NoAnswer, c);
-        }
-    }
-
-    pub(super) fn finish(&mut self, c: &mut Common) {
-        while let Some(open) = self.open.pop_oldest() {
-            self.unanswered(&open, Reason::NoAnswer, c);
-        }
-    }
+fn unanswered(open: &Open, why: Reason, ttl: u64, inside: &InsideTable, c: &mut Common) {
+    let (outcome, why) = match open.validity {
+        Validity::Ambiguous(exclusion) => (Outcome::Ambiguous, exclusion),
+        _ => (Outcome::Unanswered, c.unless_ended(why.into(), open.received)),
+    };
+    let until = open.received.saturating_add(ttl);
+    let why = match why.reason {
+        Reason::NoAnswer if c.lost.touches(open.received, until) => Reason::EventsLost.into(),
+        Reason::NoAnswer if inside.is_missing(open.pid, open.received, until) => Reason::ReportMissing.into(),
+        _ => why,
+    };
+    leave_out(open.vm, outcome, why, c);
 }
 
 fn leave_out(vm: u32, outcome: Outcome, why: Exclusion, c: &mut Common) {
     c.vm_stats[vm as usize].passthrough.leave_out(outcome, why);
 }
 
-impl Given {
-    fn enter(&mut self, vcpu: u32, entered: Entered) {
-        if self.entries.len() >= MAX_VCPUS && !self.entries.contains_key(&vcpu) {
-            return;
-        }
-        let of_vcpu = self.entries.entry(vcpu).or_default();
-        if of_vcpu.len() >= MAX_ENTRIES {
-            of_vcpu.pop_front();
-        }
-        of_vcpu.push_back(entered);
-    }
-}
-
-/// The entry with which a guest took the interrupt that it saw at `interrupted`, on a clock that may be wrong by `error`; `None` if that
-/// is not certain. `before`: when it saw the one before that on the same vCPU.
-fn entry_of(entries: &VecDeque<Entered>, interrupted: u64, before: u64, error: u64) -> Option<Entered> {
-    // The last one that may have been before it.
-    let last = entries.partition_point(|e| e.at <= interrupted.saturating_add(error)).checked_sub(1)?;
-    let entry = entries[last];
-    // An entry is that of one interrupt, so not if it may be that of the one before.
-    if before != 0 && before.saturating_add(error) >= entry.at {
+/// The guest entry with which a guest took the interrupt that it saw at `interrupted`, on a clock that may be wrong by `error`; `None` if
+/// that is not certain. `previous`: when it saw the one before that on the same vCPU, 0 if that is not known.
+fn delivered_with(
+    all: &VecDeque<Delivered>,
+    interrupted: u64,
+    previous: u64,
+    error: u64,
+) -> Option<Delivered> {
+    if previous == 0 {
         return None;
     }
-    // It may have come after the interrupt: then that belongs to an earlier entry, unless the interrupt before was that one's.
-    let may_be_late = entry.at.saturating_add(error) > interrupted;
-    let earlier = last.checked_sub(1).map(|earlier| entries[earlier]);
-    let earlier_is_taken = earlier.is_some_and(|e| before >= e.at.saturating_add(error));
-    (!may_be_late || earlier_is_taken).then_some(entry)
+    // Those that may have been between the two.
+    let from = all.partition_point(|d| d.entered.saturating_add(error) <= previous);
+    let to = all.partition_point(|d| d.entered <= interrupted.saturating_add(error));
+    let may_be: Vec<&Delivered> = all.range(from..to.max(from)).collect();
+    let is_after = |d: &Delivered| d.entered > previous.saturating_add(error);
+    let is_before = |d: &Delivered| d.entered.saturating_add(error) <= interrupted;
+    let between: Vec<&Delivered> = may_be.iter().copied().filter(|d| is_after(d) && is_before(d)).collect();
+    let found = match (&between[..], &may_be[..]) {
+        ([only], _) => only,
+        // The guest handles each at once, so the first one after the previous interrupt is this one's.
+        ([], [first, ..]) if is_after(first) => first,
+        _ => return None,
+    };
+    let alone = may_be.len() == 1 || may_be.iter().all(|d| !d.by_hardware);
+    (alone && !found.several).then_some(**found)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn entries(at: &[u64]) -> VecDeque<Entered> {
-        at.iter().map(|at| Entered { began: at - 20, accepted: at - 10, at: *at }).collect()
+    fn all(at: &[u64]) -> VecDeque<Delivered> {
+        let delivered = |at: &u64| Delivered {
+            began: at - 20,
+            accepted: at - 10,
+            entered: *at,
+            by_hardware: false,
+            several: false,
+        };
+        at.iter().map(delivered).collect()
     }
 
-    fn found(at: &[u64], interrupted: u64, before: u64, error: u64) -> Option<u64> {
-        entry_of(&entries(at), interrupted, before, error).map(|e| e.at)
+    fn found(at: &[u64], interrupted: u64, previous: u64, error: u64) -> Option<u64> {
+        delivered_with(&all(at), interrupted, previous, error).map(|d| d.entered)
     }
 
     #[test]
-    fn an_interrupt_of_a_guest_belongs_to_the_last_entry_before_it() {
-        assert_eq!(found(&[1000, 2000, 3000], 2010, 0, 5), Some(2000));
-        assert_eq!(found(&[1000, 2000, 3000], 5000, 0, 5), Some(3000));
-        assert_eq!(found(&[1000, 2000, 3000], 990, 0, 5), None);
-        assert_eq!(found(&[], 990, 0, 5), None);
+    fn an_interrupt_of_a_guest_belongs_to_the_entry_since_its_previous_one() {
+        assert_eq!(found(&[1000, 2000, 3000], 2010, 1010, 5), Some(2000));
+        assert_eq!(found(&[1000, 2000, 3000], 5000, 2010, 5), Some(3000));
+        assert_eq!(found(&[1000, 2000, 3000], 990, 900, 5), None);
+        assert_eq!(found(&[], 990, 900, 5), None);
+        // Not known.
+        assert_eq!(found(&[1000, 2000], 2010, 0, 5), None);
+        // That of another interrupt, or of none that the guest has handled.
+        assert_eq!(found(&[1000, 2000], 5000, 4000, 5), None);
+        assert_eq!(found(&[1000, 2000], 2010, 900, 5), None);
+        // Contradictory.
+        assert_eq!(found(&[1000, 2000], 900, 2010, 5), None);
     }
 
     #[test]
     fn what_the_clock_cannot_tell_apart_is_not_certain() {
-        // The entry at 2,000 may have come after an interrupt at 2,003.
-        assert_eq!(found(&[1000, 2000], 2003, 0, 5), None);
-        // Unless the one at 1,000 was that of an earlier interrupt.
+        // That at 2,000 may have come after the interrupt: then that of this one was before it, and there is none.
         assert_eq!(found(&[1000, 2000], 2003, 1010, 5), Some(2000));
         assert_eq!(found(&[1000, 2000], 1998, 1010, 5), Some(2000));
+        assert_eq!(found(&[2000, 2006], 2003, 1010, 5), Some(2000));
+        // That at 1,000 may be the previous one's.
         assert_eq!(found(&[1000, 2000], 2003, 1002, 5), None);
-        // The entries before the first one are not known.
-        assert_eq!(found(&[2000], 2003, 0, 5), None);
+        assert_eq!(found(&[1000, 2000], 2010, 1002, 5), Some(2000));
+        assert_eq!(found(&[1000], 2010, 998, 5), None);
     }
 
     #[test]
@@ -465,5 +530,19 @@ mod tests {
         assert_eq!(found(&[1000, 2000], 2500, 2010, 5), None);
         assert_eq!(found(&[1000, 2000], 2500, 1998, 5), None);
         assert_eq!(found(&[1000, 2000], 2500, 1010, 5), Some(2000));
+    }
+
+    #[test]
+    fn what_hardware_delivers_is_certain_only_alone() {
+        let certain = |at: &[u64], several| {
+            let mut all = all(at);
+            all.iter_mut().for_each(|d| (d.by_hardware, d.several) = (true, several));
+            delivered_with(&all, 2010, 1010, 5).is_some()
+        };
+        assert!(certain(&[1000, 2000], false));
+        assert!(!certain(&[1000, 2000], true));
+        // The guest may have taken the later one first.
+        assert!(!certain(&[2007, 2010], false));
+        assert!(!certain(&[1990, 2000], false));
     }
 }

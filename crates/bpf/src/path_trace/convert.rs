@@ -113,17 +113,15 @@ pub(super) fn item(bytes: &[u8]) -> Option<EventWithPayload> {
             })
         }
         record_type::REC_DEVICE_IRQ => {
-            let r: types::rec_irq = read(bytes)?;
+            let r: types::rec_device_irq = read(bytes)?;
             EventKind::DeviceInterrupt(DeviceInterrupt {
-                began: r.signalled,
+                began: r.began,
                 irq: head.ifindex,
                 delivery: outcome(head.sub),
                 vm: r.vm,
                 vcpu: r.vcpu,
-                index: known(r.index),
                 vector: r.vector,
-                state: state(r.state),
-                clock: Split(r.clock),
+                by_hardware: r.by_hardware != 0,
             })
         }
         _ => return None,

@@ -97,8 +97,14 @@ int BPF_PROG(on_irqfd, struct kvm_kernel_irq_routing_entry *entry, struct kvm *k
 {
 	struct clock *c;
 
-	if (followed.devices && device_interrupts_vm(kvm))
-		return 0;
+	if (followed.devices) {
+		struct device_irq *d = handled_here();
+
+		if (d) {
+			device_interrupts_vm(d, READ(kvm, userspace_pid));
+			return 0;
+		}
+	}
 	c = clock_of(current_tid());
 	if (!c || interrupted())
 		return 0;
@@ -107,6 +113,20 @@ int BPF_PROG(on_irqfd, struct kvm_kernel_irq_routing_entry *entry, struct kvm *k
 	/* not kvm->userspace_pid: in Linux 6.12 its offset is too large for a load instruction */
 	else
 		note_signalled_vm(c, READ(kvm, userspace_pid));
+	return 0;
+}
+
+SEC("fentry/vfio_msihandler")
+int BPF_PROG(on_device_irq, int irq)
+{
+	device_irq_begins(irq);
+	return 0;
+}
+
+SEC("fexit/vfio_msihandler")
+int BPF_PROG(on_device_irq_done)
+{
+	device_irq_ends();
 	return 0;
 }
 

@@ -15,6 +15,7 @@ struct {
 	struct rec_tap tap;
 	struct rec_sip sip;
 	struct rec_irq irq;
+	struct rec_device_irq device_irq;
 	struct rec_entry entry;
 	struct rec_kick kick;
 	struct rec_drop drop;

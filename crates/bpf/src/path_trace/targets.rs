@@ -138,6 +138,9 @@ impl Targets {
         if vm.nics.iter().any(|nic| nic.data_plane == DataPlane::Userspace) {
             self.hint(vm.pid, hint::HINT_SERVED);
         }
+        if !vm.given.is_empty() {
+            self.hint(vm.pid, hint::HINT_DEVICES);
+        }
         for vcpu in &vm.vcpus {
             if let Some(id) = vcpu.kvm_id {
                 let key = types::vcpu_key { vm: vm.pid, vcpu: id };

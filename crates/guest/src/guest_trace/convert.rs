@@ -52,6 +52,7 @@ pub(super) fn event(bytes: &[u8]) -> Option<Event> {
             let r: types::guest_matched = read(bytes)?;
             let sent = r.sent != 0;
             let interrupted = if sent { 0 } else { not_later(r.interrupted) };
+            let previous = r.previous.min(interrupted);
             let role = match types::role(r.role.into()) {
                 types::role::ROLE_EITHER => Role::Either,
                 types::role::ROLE_REQUEST => Role::Request,
@@ -64,7 +65,8 @@ pub(super) fn event(bytes: &[u8]) -> Option<Event> {
                 role,
                 sent,
                 interrupted,
-                first: !sent && r.first != 0,
+                previous,
+                own: interrupted != 0 && r.own != 0,
                 vendor: r.vendor,
                 device: r.device,
             })

@@ -20,6 +20,8 @@
  *   softirq_entry, softirq_exit             whether a thread sends, or a softirq
  *   sched_process_fork                      who created a thread             THREAD
  *   netif_receive_skb, net_dev_start_xmit   at a PCI device, if asked for    MATCHED
+ *   napi_gro_receive_entry and others       the driver hands a packet over   (which of them an interrupt was
+ * for)
  *
  * A datagram keeps its address (struct sk_buff) from the moment when it is put on a socket's queue until it
  * is taken off. So its print is kept by that address in between; whatever datagram gets the address next
@@ -110,8 +112,11 @@ int BPF_PROG(on_irq_entry)
 {
 	struct cpu *c = this_cpu();
 
-	if (c)
-		c->irq = bpf_ktime_get_ns();
+	if (!c)
+		return 0;
+	c->previous_irq = c->last_irq;
+	c->irq = bpf_ktime_get_ns();
+	c->last_irq = c->irq;
 	return 0;
 }
 
@@ -155,13 +160,13 @@ int BPF_PROG(on_softirq_exit)
  * driver enables it again, and a packet that it finds then may have come after that. One that finds no packet
  * was left over; then no other is.
  */
-static __always_inline bool left_over(const struct interrupt *was, u64 now)
+static __always_inline bool may_be_left_over(const struct interrupt *was, u64 now)
 {
 	bool caused = was->at && !was->in_doubt; /* it was the first packet's */
 
 	if (now > was->last + LEFT_OVER_NS && now > was->at + LEFT_OVER_NS)
 		return false;
-	return was->received > (caused ? 1 : 0) || (was->in_doubt && !was->at);
+	return was->handed > (caused ? 1 : 0) || (was->in_doubt && !was->at);
 }
 
 /* The driver wants to be polled: in its interrupt, or once more after it has been polled. */
@@ -174,9 +179,10 @@ static __always_inline int scheduled(struct napi_struct *napi)
 	if (!c || !id)
 		return 0;
 	i.at = c->irq;
+	i.previous = i.at ? c->previous_irq : 0;
 	was = settings.matching != MATCH_NONE ? bpf_map_lookup_elem(&interrupts, &id) : NULL;
 	if (was)
-		i.in_doubt = left_over(was, i.at ? i.at : bpf_ktime_get_ns());
+		i.in_doubt = may_be_left_over(was, i.at ? i.at : bpf_ktime_get_ns());
 	bpf_map_update_elem(&interrupts, &id, &i, BPF_ANY);
 	return 0;
 }
@@ -196,7 +202,7 @@ static __always_inline struct pci_dev *pci_device(struct sk_buff *skb)
 
 /* Reports the part in a request of a packet that was reported with the time `now`. */
 static __always_inline void report_part(struct sk_buff *skb, const struct packet *p, u64 now, bool sent,
-					u64 interrupted, bool first)
+					const struct interrupt *i)
 {
 	struct guest_matched *r;
 	struct pci_dev *pci;
@@ -211,36 +217,90 @@ static __always_inline void report_part(struct sk_buff *skb, const struct packet
 		return;
 	fill_head(&r->head, now, GUEST_MATCHED, p->fingerprint);
 	r->key = p->key;
-	r->interrupted = interrupted;
+	r->interrupted = i ? i->at : 0;
+	r->previous = i ? i->previous : 0;
+	r->own = i && i->at && i->caused_by == (u64)skb;
 	r->vendor = BPF_CORE_READ(pci, vendor);
 	r->device = BPF_CORE_READ(pci, device);
 	r->role = p->role;
 	r->sent = sent;
-	r->first = first;
 	r->pad = 0;
 	submit(r);
+}
+
+/*
+ * The driver hands a packet to the stack, before that merges packets (GRO), or has another CPU handle them
+ * (RPS). Whoever they are for.
+ */
+static __always_inline int handed(struct sk_buff *skb)
+{
+	struct interrupt *i;
+	u32 id;
+
+	if (settings.matching == MATCH_NONE || !bpf_core_field_exists(skb->napi_id))
+		return 0;
+	id = skb->napi_id;
+	i = bpf_map_lookup_elem(&interrupts, &id);
+	if (!i)
+		return 0;
+	if (!i->handed && !i->in_doubt && !i->complete)
+		i->caused_by = (u64)skb;
+	else if (i->caused_by == (u64)skb) /* that one is gone, and this one has its address */
+		i->caused_by = 0;
+	i->handed += 1;
+	i->last = bpf_ktime_get_ns();
+	return 0;
+}
+
+SEC("tp_btf/napi_gro_receive_entry")
+int BPF_PROG(on_gro_receive, struct sk_buff *skb)
+{
+	return handed(skb);
+}
+
+SEC("tp_btf/napi_gro_frags_entry")
+int BPF_PROG(on_gro_frags, struct sk_buff *skb)
+{
+	return handed(skb);
+}
+
+SEC("tp_btf/netif_receive_skb_list_entry")
+int BPF_PROG(on_receive_list, struct sk_buff *skb)
+{
+	return handed(skb);
+}
+
+/* Also called by bridges and the like, for packets that a driver has handed over. */
+SEC("tp_btf/netif_receive_skb_entry")
+int BPF_PROG(on_receive, struct sk_buff *skb)
+{
+	return settings.matching != MATCH_NONE && pci_device(skb) ? handed(skb) : 0;
+}
+
+/* What is found before the driver asks again, a thread that polls the NIC itself has found (busy polling). */
+SEC("fentry/napi_complete_done")
+int BPF_PROG(on_complete, struct napi_struct *napi)
+{
+	u32 id = napi->napi_id;
+	struct interrupt *i;
+
+	if (settings.matching == MATCH_NONE)
+		return 0;
+	i = bpf_map_lookup_elem(&interrupts, &id);
+	if (i)
+		i->complete = 1;
+	return 0;
 }
 
 SEC("tp_btf/netif_receive_skb")
 int BPF_PROG(on_netif_receive_skb, struct sk_buff *skb)
 {
-	u64 now = bpf_ktime_get_ns(), interrupted;
+	u64 now = bpf_ktime_get_ns();
 	struct guest_received *r;
 	struct packet p = {};
 	struct interrupt *i;
-	bool first = false;
 	u32 id = 0;
 
-	if (settings.matching != MATCH_NONE && bpf_core_field_exists(skb->napi_id)) {
-		/* of all packets, whoever they are for */
-		id = skb->napi_id;
-		i = bpf_map_lookup_elem(&interrupts, &id);
-		if (i) {
-			first = !i->received && !i->in_doubt;
-			i->received += 1;
-			i->last = now;
-		}
-	}
 	if (!of_a_wire(skb) || !identify_skb(skb, true, true, &p))
 		return 0;
 	r = reserve(sizeof(*r));
@@ -252,10 +312,11 @@ int BPF_PROG(on_netif_receive_skb, struct sk_buff *skb)
 	/* on another CPU the packet was steered (RPS): the driver may have been interrupted again meanwhile
 	 */
 	i = bpf_map_lookup_elem(&interrupts, &id);
-	interrupted = i && i->cpu == bpf_get_smp_processor_id() ? i->at : 0;
-	r->interrupted = interrupted;
+	if (i && i->cpu != bpf_get_smp_processor_id())
+		i = NULL;
+	r->interrupted = i ? i->at : 0;
 	submit(r);
-	report_part(skb, &p, now, false, interrupted, first);
+	report_part(skb, &p, now, false, i);
 	return 0;
 }
 
@@ -498,7 +559,7 @@ int BPF_PROG(on_dev_xmit, struct sk_buff *skb)
 	now = bpf_ktime_get_ns();
 	fill_head(r, now, GUEST_HANDED, p.fingerprint);
 	submit(r);
-	report_part(skb, &p, now, true, 0, false);
+	report_part(skb, &p, now, true, NULL);
 	return 0;
 }
 

@@ -68,11 +68,12 @@ struct guest_matched {
 	struct guest_head head;
 	__u64 key;
 	__u64 interrupted; /* of one that was received: as in struct guest_received */
+	__u64 previous;	   /* when that CPU was interrupted before that, by whatever device; 0: not known */
 	__u16 vendor;
 	__u16 device;
 	__u8 role; /* enum role */
 	__u8 sent;
-	__u8 first; /* of one that was received: that interrupt was its own */
+	__u8 own; /* of one that was received: that interrupt was certainly its own */
 	__u8 pad;
 };
 

@@ -249,10 +249,8 @@ fn of_given(ts: u64) -> ([Event; 2], Change) {
         delivery: Delivery::Accepted,
         vm: 70,
         vcpu: 4,
-        index: Some(3),
         vector: 35,
-        state: Some(ThreadState::Asleep),
-        clock: Split([1, 2, 3, 4, 5]),
+        by_hardware: true,
     };
     let matched = guest::Matched {
         print: 1 << 60,
@@ -260,7 +258,8 @@ fn of_given(ts: u64) -> ([Event; 2], Change) {
         role: Role::Either,
         sent: false,
         interrupted: ts - 1,
-        first: true,
+        previous: ts - 2,
+        own: true,
         vendor: 0x8086,
         device: 0x10ca,
     };
