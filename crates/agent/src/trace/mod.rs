@@ -17,6 +17,7 @@
 //! One thread owns everything. Memory is bounded: the ring buffer, the analyzer's windows and tables.
 mod follower;
 mod following;
+mod given;
 mod guest_address;
 mod guest_clock;
 mod guests;
@@ -30,6 +31,7 @@ use crate::output::{Output, Rights};
 use crate::poll_interval::PollInterval;
 use crate::recorder::Recorder;
 use follower::Follower;
+use given::GivenIrqs;
 use guests::{Guests, News};
 use nix::time::{ClockId, clock_gettime};
 use session::{Session, ThreadNames};
@@ -237,6 +239,7 @@ pub fn run(
         record_path: spec.record.clone(),
         sip_key: seed,
         names: ThreadNames::default(),
+        given: GivenIrqs::default(),
         drop_reasons: BTreeSet::new(),
         events: 0,
         complete: 0,
@@ -494,6 +497,7 @@ mod tests {
             record_path: None,
             sip_key: 0,
             names: ThreadNames::default(),
+            given: GivenIrqs::default(),
             drop_reasons: BTreeSet::new(),
             events: 0,
             complete: 0,
