@@ -28,7 +28,9 @@ use teiji_model::event::{Delivery, EventKind};
 use teiji_model::report::{Passthrough, PassthroughRequest, PassthroughStage, Reason};
 
 const TRACE: &str = "--vm vm1 --flow 'udp port 7'";
-const REQUESTS: u64 = 300;
+const REQUESTS: u64 = 160;
+/// Less than one in 100 ms: for so long after a poll that found several packets, or none of its own, requests are polled.
+const PER_S: f64 = 7.0;
 /// So many with an interrupt of their own make a median.
 const ENOUGH: u64 = 20;
 
@@ -80,7 +82,7 @@ fn vms_names_the_virtual_function() {
     eprintln!("{text}");
     let lines: Vec<&str> = text.lines().filter(|line| line.contains(at)).collect();
     assert!(lines[0].contains(&format!("VF {number} of {PF}")), "{text}");
-    assert!(lines[1].contains("only interrupts are seen (VFIO)"), "{text}");
+    assert!(lines[1].contains("at most interrupts are seen (VFIO)"), "{text}");
     let json = LAB.host.run("/mnt/bin/teiji vms --json").unwrap().ok().unwrap();
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     let given = &json["vms"][0]["given"][0];
@@ -88,9 +90,15 @@ fn vms_names_the_virtual_function() {
     assert_eq!(given["function"]["number"].to_string(), number);
 }
 
-/// As many as the kernel counts, each with the vCPU that accepted it.
-fn without_the_guests_program_the_interrupts_are_seen() {
-    vm1();
+/// A trace, and how many interrupts the kernel counted: during the load, and around the whole trace.
+struct Counted {
+    traced: Traced,
+    during: u64,
+    around: u64,
+}
+
+fn count() -> Counted {
+    let first = interrupts();
     let trace = Trace::start(&LAB, "silent", TRACE, true).unwrap();
     let before = interrupts();
     let called = load::echo_by_vf(&LAB.host, vm1(), 50.0, 100).unwrap();
@@ -98,23 +106,39 @@ fn without_the_guests_program_the_interrupts_are_seen() {
     // The last ones are still on their way.
     std::thread::sleep(Duration::from_secs(2));
     let traced = trace.stop().unwrap();
+    let (during, around) = (after - before, interrupts() - first);
+    eprintln!("{called:?}: {during} interrupts by the kernel, {around} around it, {:?}", given(&traced));
+    assert!(called.received > 0);
+    Counted { traced, during, around }
+}
+
+/// As many as the kernel counts, each with the vCPU that accepted it.
+fn without_the_guests_program_the_interrupts_are_seen() {
+    vm1();
+    let few = |counted: &Counted| {
+        let Counted { traced, during, around } = counted;
+        let lost = traced.report.lost_or_missed();
+        agrees("interrupts", given(traced).interrupts, *during..=*around, lost)?;
+        Ok(is_few(lost, *during))
+    };
+    let Counted { traced, .. } = comparable(count, few).unwrap();
     let given = given(&traced);
-    eprintln!("{called:?}: {} interrupts by the kernel, {given:?}", after - before);
     let lost = traced.report.lost_or_missed();
-    // More may come before and after the load: the driver looks every two seconds.
-    assert!(given.interrupts + lost >= after - before && called.received > 0, "{given:?}");
-    assert_eq!(given.not_accepted, 0);
+    assert!(given.not_accepted <= lost, "{given:?}");
     assert!(given.requests.is_none(), "{given:?}");
     let events = tracing::events(traced.recording.as_deref().unwrap()).unwrap();
-    let mut at_the_end = 0;
+    let (mut at_the_end, mut not_accepted) = (0, 0);
     for event in &events {
         let EventKind::DeviceInterrupt(i) = event.kind else { continue };
-        assert!(i.delivery == Delivery::Accepted && i.began <= event.ts && i.vm == vm1().pid(), "{i:?}");
+        assert!(i.began <= event.ts && i.vm == vm1().pid(), "{i:?}");
+        not_accepted += u64::from(i.delivery != Delivery::Accepted);
         at_the_end += u64::from(event.ts + 2_000_000_000 > traced.report.counters.ended);
     }
+    assert_eq!(not_accepted, given.not_accepted);
     // Each has a guest entry, also if the NIC interrupted several times before it.
     let delivery = given.delivery.unwrap();
-    assert!(delivery.count + lost + at_the_end >= given.interrupts && delivery.min > 0, "{delivery:?}");
+    let delivered = delivery.count + lost + at_the_end;
+    assert!(delivered >= given.interrupts && delivery.min > 0, "{delivery:?}");
     assert!(delivery.count <= given.interrupts, "{delivery:?}");
     let (_, replayed) = tracing::passthrough(traced.recording.as_deref().unwrap()).unwrap();
     assert!(tracing::printed(&replayed) == traced.report, "replay differs from the live report");
@@ -183,7 +207,7 @@ fn compare() -> Compared {
     let load = || {
         // Until the guest's clock has been measured, its reports are not used.
         std::thread::sleep(Duration::from_secs(3));
-        load::echo_by_vf(&LAB.host, vm1(), 20.0, REQUESTS)
+        load::echo_by_vf(&LAB.host, vm1(), PER_S, REQUESTS)
     };
     let (traced, called) = reporting::traced(&LAB, "vf", &format!("{TRACE} --guest"), load).unwrap();
     let [wire, guest] = captures;
@@ -197,15 +221,17 @@ fn compare() -> Compared {
     Compared { traced, called, all, wire, guest: guest.into_iter().map(|e| (e.id, e.total)).collect() }
 }
 
-/// How many requests may be incomplete, as events, or reports of the guest, are missing by its and the host's own counts; whether
-/// these are few. Nothing else may be left out.
+/// How many requests may be incomplete, as events, or reports of the guest, are missing by its and the host's own counts, or as the
+/// guest was interrupted by another device so shortly before that the clocks do not tell which guest entry was the NIC's; whether these
+/// are few. Nothing else may be left out.
 fn excused(compared: &Compared) -> Result<(u64, bool)> {
     let Compared { traced, called, .. } = compared;
     let requests = given(traced).requests.as_ref().context("the guest reported no request")?;
     let [guest] = traced.report.guests[..] else { panic!("{:?}", traced.report.guests) };
     let of_missing = |reason: Reason| matches!(reason, Reason::EventsLost | Reason::ReportMissing);
     let missing = traced.report.lost_or_missed() + guest.lost;
-    let excused = requests.left_out.iter().filter(|l| missing > 0 && of_missing(l.reason));
+    let may_be = |reason| missing > 0 && of_missing(reason) || reason == Reason::InterruptUnknown;
+    let excused = requests.left_out.iter().filter(|l| may_be(l.reason));
     let excused = excused.map(|l| l.count).sum::<u64>() + guest.lost;
     agrees("seen", requests.counts.seen, called.received..=called.sent, guest.lost)?;
     agrees("complete", requests.counts.complete, called.answered(), excused + called.sent / 100)?;
@@ -262,13 +288,14 @@ fn requests_are_followed_from_the_interrupt_to_the_guests_driver() {
             beyond.push((wire[found].total - request.total) as f64);
         }
     }
-    // igbvf has the NIC interrupt it every 2 s, as if a packet had come. Others are left over from packets that were polled.
+    // igbvf has the NIC interrupt it every 2 s, as if a packet had come. After a poll that may have left another one over, requests are
+    // polled.
     let meta = &traced.report.meta;
     let by_itself = (traced.report.counters.ended - meta.started) / 2_000_000_000 + 1;
     eprintln!(
         "{early} began before their packets came; {by_itself} interrupts by the driver, {polled} polled"
     );
-    assert!(early <= by_itself + polled);
+    assert!(early <= by_itself);
     let [share, beyond] = [shares, beyond].map(|of| numbers::median(&of));
     eprintln!("{share:.3} of the time on the wire is seen; {beyond:.0} ns are not");
     // The rest is that of two emulated NICs and of the caller's kernel.
