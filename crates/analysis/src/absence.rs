@@ -26,8 +26,9 @@ pub fn why(report: &Report, vm: &VmReport) -> Vec<String> {
             "The guest is a client here: no packet is a request to it. Its own requests are shown below."
                 .into(),
         );
-    } else if inbound == 0 && vm.passthrough.as_ref().is_some_and(|p| p.requests.is_some()) {
-        why.push("Requests came by NICs that were given to the VM: they are shown below.".into());
+    } else if let Some(given) = vm.passthrough.as_ref().filter(|_| inbound == 0 && outbound == 0) {
+        let what = if given.requests.is_some() { "Requests came by" } else { "No packet passed a tap. For" };
+        why.push(format!("{what} NICs that were given to the VM: see below."));
     } else if inbound > 0 {
         why.push(format!(
             "Packets passed, and none of them is a request for --match {}: choose another matching, or follow packets one way with --match none.",

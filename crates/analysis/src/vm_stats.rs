@@ -86,7 +86,7 @@ pub(crate) struct VmStats {
     left_out: LeftOutCounts,
     /// Requests that the guest itself sent.
     pub(crate) outgoing: OutgoingStats,
-    /// Its NICs that are passed through.
+    /// The NICs that it was given.
     pub(crate) passthrough: PassthroughStats,
     pub(crate) inbound: DirectionStats,
     pub(crate) outbound: DirectionStats,

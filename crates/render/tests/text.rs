@@ -150,10 +150,10 @@ fn requests_by_a_virtual_function_are_told_with_what_is_not_seen() {
     };
     let text = told(&made_up);
     for part in [
-        "passed through to the VM: VF 2 of eth1 (0000:01:10.4)",
+        "NICs given VF 2 of eth1 (0000:01:10.4)",
         "interrupts 1234, until the guest entry: p50",
         "of 3 interrupts no vCPU was seen to accept it",
-        "with teiji-guest in the guest, `teiji trace --guest --match echo` follows requests",
+        "the guest reported no request: that needs `teiji trace --guest --match echo`",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
@@ -184,8 +184,11 @@ fn requests_by_a_virtual_function_are_told_with_what_is_not_seen() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    made_up.vms[0].passthrough = Some(Passthrough { interrupts: 0, ..silent });
+    made_up.vms[0].passthrough = Some(Passthrough { interrupts: 0, ..silent.clone() });
     assert!(told(&made_up).contains("posted interrupts"));
+    // It was taken away while the trace ran.
+    made_up.vms[0].passthrough = Some(Passthrough { nics: Vec::new(), ..silent });
+    assert!(told(&made_up).contains("NICs given none any longer"));
 }
 
 #[test]

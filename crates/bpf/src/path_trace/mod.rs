@@ -410,6 +410,11 @@ impl Tracer {
         }
     }
 
+    /// Whether the kernel's function with this name is probed.
+    pub fn is_probed(&self, target: &str) -> bool {
+        self.hooks.iter().any(|hook| hook.target == target && hook.found.is_some())
+    }
+
     /// The kernel's name for a reason to drop packets.
     pub fn drop_name(&self, why: u32) -> String {
         self.drop_names.name(why)

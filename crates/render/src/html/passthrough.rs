@@ -19,6 +19,7 @@ pub(super) fn passthrough(p: &Passthrough) -> Markup {
     html! {
         h3 { "NICs that were given to the VM" }
         @if let Some(headline) = requests.and_then(text::passthrough::headline) { p { b { (headline) } } }
+        @if p.nics.is_empty() { p.soft { "none any longer" } }
         p.soft { @for (i, nic) in p.nics.iter().enumerate() { @if i > 0 { ", " } (nic.what()) " (" (nic.address) ")" } }
         p.soft {
             (count(p.interrupts, "interrupt"))

@@ -11,7 +11,8 @@ pub(crate) fn remarks(p: &Passthrough) -> Vec<String> {
     let mut remarks = Vec::new();
     if p.interrupts == 0 {
         remarks.push(
-            "no interrupt of it was seen: there was none, or hardware delivers them to the guest (posted interrupts)"
+            "no interrupt was seen: there was none, or hardware delivers them to the guest (posted interrupts), or the module \
+             vfio_pci_core was loaded after the trace had begun"
                 .to_owned(),
         );
     } else if p.not_accepted > 0 {
@@ -19,8 +20,8 @@ pub(crate) fn remarks(p: &Passthrough) -> Vec<String> {
     }
     match &p.requests {
         None => remarks.push(
-            "of its packets the host sees nothing: with teiji-guest in the guest, `teiji trace --guest --match echo` follows \
-             requests from the interrupt on"
+            "the host sees none of the packets, and the guest reported no request: that needs `teiji trace --guest --match echo`, \
+             and a teiji-guest of this version in the guest"
                 .to_owned(),
         ),
         Some(r) => {
@@ -61,7 +62,8 @@ pub(super) fn lines(p: &Passthrough, style: &Style) -> Vec<String> {
         .iter()
         .map(|nic| format!("{} ({})", shorten(&printable(&nic.what()), 24), printable(&nic.address)))
         .collect();
-    lines.extend(labelled("passed", &format!("through to the VM: {}", nics.join(", "))));
+    let nics = if nics.is_empty() { "none any longer".to_owned() } else { nics.join(", ") };
+    lines.extend(labelled("NICs given", &nics));
     let mut interrupts = p.interrupts.to_string();
     if let Some(d) = &p.delivery {
         interrupts += &format!(", until the guest entry: {}", figures(d));
