@@ -285,7 +285,7 @@ fn reports_of_an_answer_that_was_left_out_are_not_taken_for_the_next_one() {
         other => other,
     };
     let answer: Vec<Item> = first.split_off(6).into_iter().map(late).collect();
-    let mut items = chain([first, answer, request(1, 6_500_000_000)]);
+    let mut items = chain([first, interrupt(5_500_000_000).to_vec(), answer, request(1, 6_500_000_000)]);
     for item in &mut items {
         if let Item::Event(Event { kind: EventKind::Guest(guest::EventKind::Matched(m)), .. }) = item {
             m.role = if m.sent { Role::Final } else { Role::Request };
