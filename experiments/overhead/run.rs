@@ -23,27 +23,27 @@ const BOUNDS: [(Load, Tool, Scope, f64); 20] = [
     // What is not traced.
     (Load::Switch, Tool::Teiji, Scope::Other, 700.0),
     (Load::Exit, Tool::Teiji, Scope::Other, 620.0),
-    (Load::PacketIn, Tool::Teiji, Scope::Other, 2750.0),
-    (Load::PacketOut, Tool::Teiji, Scope::Other, 3050.0),
+    (Load::PacketIn, Tool::Teiji, Scope::Other, 2300.0),
+    (Load::PacketOut, Tool::Teiji, Scope::Other, 2600.0),
     (Load::Switch, Tool::Teiji, Scope::OtherAsked, 700.0),
     (Load::Exit, Tool::Teiji, Scope::OtherAsked, 620.0),
-    (Load::PacketIn, Tool::Teiji, Scope::OtherAsked, 3450.0),
-    (Load::PacketOut, Tool::Teiji, Scope::OtherAsked, 3700.0),
+    (Load::PacketIn, Tool::Teiji, Scope::OtherAsked, 3000.0),
+    (Load::PacketOut, Tool::Teiji, Scope::OtherAsked, 3300.0),
     // What is traced.
-    (Load::Switch, Tool::Teiji, Scope::This, 1800.0),
+    (Load::Switch, Tool::Teiji, Scope::This, 2000.0),
     (Load::Exit, Tool::Teiji, Scope::This, 1380.0),
-    (Load::PacketIn, Tool::Teiji, Scope::This, 9200.0),
-    (Load::PacketOut, Tool::Teiji, Scope::This, 10400.0),
+    (Load::PacketIn, Tool::Teiji, Scope::This, 7400.0),
+    (Load::PacketOut, Tool::Teiji, Scope::This, 8900.0),
     // The same with the records of the states of vCPUs, and the prints of packets.
-    (Load::Switch, Tool::Teiji, Scope::Asked, 3100.0),
+    (Load::Switch, Tool::Teiji, Scope::Asked, 4450.0),
     (Load::Exit, Tool::Teiji, Scope::Asked, 1380.0),
-    (Load::PacketIn, Tool::Teiji, Scope::Asked, 15_200.0),
-    (Load::PacketOut, Tool::Teiji, Scope::Asked, 16_300.0),
+    (Load::PacketIn, Tool::Teiji, Scope::Asked, 12_100.0),
+    (Load::PacketOut, Tool::Teiji, Scope::Asked, 13_600.0),
     // In the guest.
     (Load::Switch, Tool::Guest, Scope::Filtered, 670.0),
-    (Load::Served, Tool::Guest, Scope::Filtered, 10_000.0),
+    (Load::Served, Tool::Guest, Scope::Filtered, 9000.0),
     (Load::Switch, Tool::Guest, Scope::This, 670.0),
-    (Load::Served, Tool::Guest, Scope::This, 19_500.0),
+    (Load::Served, Tool::Guest, Scope::This, 19_100.0),
 ];
 
 /// The most that a trace may multiply the median response time of a guest by.

@@ -27,7 +27,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 use teiji_lab::{Child, Guest};
 use teiji_model::flow::Matching;
-use teiji_model::report::{Joined, LargePackets, LeftOut, Request};
+use teiji_model::report::{Joined, LargePackets, LeftOut, Reason, Request};
 use teiji_model::stage::{Stage, ThreadState};
 
 /// A request's time may differ by this share of it, or by [`OFF_NS`].
@@ -144,7 +144,8 @@ pub struct Agreement {
     pub unattributed: f64,
     /// Events that teiji lost.
     pub lost: u64,
-    /// Requests that may be incomplete through no fault of teiji's: see [`may_be_incomplete`].
+    /// Requests that may be incomplete through no fault of teiji's: see [`may_be_incomplete`]; and those for a segment that was
+    /// missing, if the capture shows that as many came to the host after later ones.
     #[serde(rename = "spoilt")]
     pub excused: u64,
     /// Packets that the captures dropped.
@@ -295,6 +296,9 @@ pub fn run_under(
     let total: Vec<f64> = found.exchanges.iter().map(|e| e.total as f64 / 1e3).collect();
     let vm = only(&traced.report)?;
     let r = vm.requests;
+    let ahead = pcap::out_of_order(&pcap::packets(&captured)?, guest.ip()).ahead;
+    let missing = vm.left_out.iter().filter(|l| l.reason == Reason::SegmentMissing).map(|l| l.count);
+    let overtaken = ahead.min(missing.sum());
     let unattributed = vm.stages.iter().find(|s| s.stage == Stage::Unattributed);
     Ok(Agreement {
         case: case.name,
@@ -315,7 +319,7 @@ pub fn run_under(
         sums_wrong: joined.iter().filter(|j| sum(j) != j.request.total).count(),
         unattributed: unattributed.map_or(0.0, |s| s.time_share),
         lost: lost(&traced.report),
-        excused: may_be_incomplete(&traced)?,
+        excused: may_be_incomplete(&traced)? + overtaken,
         capture_dropped: counts.dropped + drops_inside.dropped + drops_outside.dropped,
         repeated: found.repeated,
         retransmitted: r.retransmitted,

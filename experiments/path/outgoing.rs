@@ -72,7 +72,7 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, case: &Case, load: impl FnOnce() -> Res
         let (file, counts) = capture.stop(lab)?;
         capture_dropped += counts.dropped;
         let packets = pcap::packets(&file)?;
-        sent_again.push(pcap::sent_again(&packets, lab.host.peer_ip()));
+        sent_again.push(pcap::out_of_order(&packets, lab.host.peer_ip()).behind);
         let pairs = pcap::pair(&packets, lab.host.peer_ip(), case.pairing, side);
         captured.push(times(&pairs.exchanges.iter().map(|e| e.total as f64).collect::<Vec<_>>()));
     }

@@ -268,10 +268,19 @@ fn http(segment: &[u8]) -> Option<(Vec<u8>, Option<bool>)> {
     Some((format!("{port:?} {path}").into_bytes(), Some(is_request)))
 }
 
-/// How many segments of TCP with data were sent to `to` that begin before the end of what was sent on their connection.
-pub fn sent_again(packets: &[Seen<'_>], to: Ipv4Addr) -> u64 {
+/// Segments of TCP with data that are not where the ones before them on their connection have ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OutOfOrder {
+    /// They begin before that: sent again, or overtaken by others.
+    pub behind: u64,
+    /// They begin after that: others are lost, or come later.
+    pub ahead: u64,
+}
+
+/// How many segments to `to` are out of order.
+pub fn out_of_order(packets: &[Seen<'_>], to: Ipv4Addr) -> OutOfOrder {
     let mut ends: HashMap<&[u8], u32> = HashMap::new();
-    let mut again = 0;
+    let mut found = OutOfOrder::default();
     for p in packets.iter().filter(|p| p.proto == 6 && p.to == to) {
         let (Some(ports), Some(sequence), Some([offset, flags])) =
             (p.data.get(..4), p.data.get(4..8), p.data.get(12..14))
@@ -289,13 +298,14 @@ pub fn sent_again(packets: &[Seen<'_>], to: Ipv4Addr) -> u64 {
         }
         let end = ends.entry(ports).or_insert(begin);
         // Modulo 2^32.
-        if begin.wrapping_sub(*end).cast_signed() < 0 {
-            again += 1;
-        } else {
+        let from = begin.wrapping_sub(*end).cast_signed();
+        found.behind += u64::from(from < 0);
+        found.ahead += u64::from(from > 0);
+        if from.saturating_add_unsigned(payload) > 0 {
             *end = begin.wrapping_add(payload);
         }
     }
-    again
+    found
 }
 
 #[cfg(test)]
@@ -437,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_that_are_sent_again_are_counted() {
+    fn segments_that_are_out_of_order_are_counted() {
         let segment = |port: u8, sequence: u32, payload: usize| {
             let head =
                 [&[0, port, 0, 80], &sequence.to_be_bytes()[..], &[0; 4], &[0x50, 0x18], &[0; 6]].concat();
@@ -459,9 +469,15 @@ mod tests {
             segment(1, 10, 5),
             opens(1, 3),
             segment(1, 4, 5),
+            // One that overtakes another; then one that repeats a part of what was there.
+            segment(2, 25, 10),
+            segment(2, 15, 10),
+            segment(2, 30, 10),
+            segment(2, 40, 1),
         ];
         let packets: Vec<_> = all.iter().map(|data| seen(1, false, 6, data)).collect();
-        assert_eq!((sent_again(&packets, GUEST), sent_again(&packets, PEER)), (2, 0));
+        assert_eq!(out_of_order(&packets, GUEST), OutOfOrder { behind: 4, ahead: 1 });
+        assert_eq!(out_of_order(&packets, PEER), OutOfOrder::default());
     }
 
     #[test]

@@ -582,7 +582,7 @@ fn packets_that_the_guest_steers_to_another_vcpu_are_divided() {
     let run = |command: &str| vm1().run(command).unwrap().ok().unwrap();
     // The second line is vCPU 1's; its first column, hexadecimal: packets that it passed to the protocols.
     let counted =
-        || u64::from_str_radix(&run("sed -n 2p /proc/net/softnet_stat | cut -d' ' -f1").trim(), 16).unwrap();
+        || u64::from_str_radix(run("sed -n 2p /proc/net/softnet_stat | cut -d' ' -f1").trim(), 16).unwrap();
     // The NIC interrupts vCPU 0.
     reporting::place(vm1(), "[u]dp-echo --port", "0,1").unwrap();
     run("echo 2 >/sys/class/net/eth0/queues/rx-0/rps_cpus");
