@@ -381,7 +381,10 @@ fn a_report_that_is_missing_is_said_to_be() {
     }));
     assert_eq!(reason(&run(chain([unanswered])).1), (Outcome::Unanswered, Reason::ReportMissing));
     let lost = host(10_020_000, EventKind::Lost(Lost { since: T + 10_000_000, count: 1 }));
-    let (_, report) = run(chain([complete, vec![lost]]));
+    let (_, report) = run(chain([complete, vec![lost.clone()]]));
+    assert_eq!(reason(&report), (Outcome::Incomplete, Reason::EventsLost));
+    // Also if the interrupt is what was lost.
+    let (_, report) = run(chain([handled(1, 10_050_000, Some(10_040_000), true), vec![lost]]));
     assert_eq!(reason(&report), (Outcome::Incomplete, Reason::EventsLost));
 }
 

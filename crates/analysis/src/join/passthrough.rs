@@ -388,13 +388,17 @@ impl Given {
         }
         let vcpu = |cpu| inside.latest(open.pid).and_then(|guest| guest.vcpus.number(cpu));
         let (took, sent_on) = (vcpu(open.cpu), vcpu(cpu));
-        let delivered = self.delivered(open, inside)?;
-        let start = delivered.map_or(open.received, |delivered| delivered.began);
-        // A lost event may also be an interrupt before that, which the guest took at the same time.
-        let since = open.interrupt.map_or(start, |interrupt| interrupt.previous.min(start));
+        let delivered = self.delivered(open, inside);
+        let start = delivered.ok().flatten().map_or(open.received, |delivered| delivered.began);
+        // A lost event may be the interrupt, or one before that, which the guest took at the same time.
+        let since = open.interrupt.map_or(start, |interrupt| match interrupt.previous {
+            0 => interrupt.at.min(start),
+            previous => previous.min(start),
+        });
         if c.lost.touches(since, handed) {
             return Err(Validity::incomplete(Reason::EventsLost));
         }
+        let delivered = delivered?;
         let stay = Stay {
             pid: open.pid,
             fingerprints: [0; 2],
