@@ -4,10 +4,12 @@
  * accepts the guest's interrupt. The host sees nothing of what the device has for the guest.
  *
  *   vfio_msihandler, entry       device_irq_begins()          the device interrupts this CPU
- *     kvm_arch_set_irq_inatomic  device_interrupts_vm()       which VM is to be interrupted  \ in the same
- * interrupt, kvm_apic_accept_irq        device_interrupt_accepted()  which vCPU accepted that       / by the
- * eventfd's irqfd vfio_msihandler, exit        device_irq_ends()            if none was seen to kvm_entry
- * on_kvm_entry                 the vCPU enters with it
+ *     kvm_arch_set_irq_inatomic  device_interrupts_vm()       which VM is to be interrupted
+ *     kvm_apic_accept_irq        device_interrupt_accepted()  which vCPU accepted that
+ *   vfio_msihandler, exit        device_irq_ends()            if none was seen to
+ *   kvm_entry                    on_kvm_entry                 the vCPU enters with it
+ *
+ * The second and third happen in the same interrupt, by the irqfd of the eventfd.
  *
  * Handlers of interrupts are not interrupted by others, so what happens on this CPU while one runs is its
  * doing. (With PREEMPT_RT they are threads: then the thread has to be the same; of one that was moved to

@@ -20,14 +20,12 @@
  *   softirq_entry, softirq_exit             whether a thread sends, or a softirq
  *   sched_process_fork                      who created a thread             THREAD
  *   netif_receive_skb, net_dev_start_xmit   at a PCI device, if asked for    MATCHED
- *   napi_gro_receive_entry and others       the driver hands a packet over   (which of them an interrupt was
- * for)
+ *   napi_gro_receive_entry and others       the driver hands a packet over   (was it the interrupt's first)
  *
  * A datagram keeps its address (struct sk_buff) from the moment when it is put on a socket's queue until it
  * is taken off. So its print is kept by that address in between; whatever datagram gets the address next
- * passes
- * __udp_enqueue_schedule_skb first, which replaces or removes the print. Before, the address is no sign: a
- * packet socket (tcpdump) makes the stack go on with a copy. There the print is computed again.
+ * passes __udp_enqueue_schedule_skb first, which replaces or removes the print. Before, the address is no
+ * sign: a packet socket (tcpdump) makes the stack go on with a copy. There the print is computed again.
  *
  * A segment of TCP may be merged with others in its socket's queue, and be read in parts. So of what is in a
  * queue only the first segment is kept of which nothing has been read, by the socket: QUEUED and READ, when
