@@ -24,7 +24,7 @@ use teiji_experiments::reporting::{self, START};
 use teiji_experiments::tracing::{self, Lab, Trace, Traced};
 use teiji_lab::harness::{self, Shared};
 use teiji_lab::{Child, Guest, PF, Spec, WIRE};
-use teiji_model::event::{Delivery, DeviceInterrupt, EventKind, GuestEntry};
+use teiji_model::event::{Delivery, DeviceInterrupt, Event, EventKind, GuestEntry};
 use teiji_model::guest;
 use teiji_model::report::{Passthrough, PassthroughRequest, PassthroughStage, Reason};
 use teiji_model::stream::{Change, Changed, Item};
@@ -231,39 +231,33 @@ const IN_DOUBT: u64 = 100_000_000;
 /// it; around an interrupt that no vCPU was seen to accept; if hardware delivered several at once.
 fn in_doubt(recording: &Path) -> Result<u64> {
     let items = tracing::items(recording)?;
-    let events = || items.iter().filter_map(Item::event);
-    let interrupts: Vec<(u64, DeviceInterrupt)> = events()
-        .filter_map(|e| match e.kind {
-            EventKind::DeviceInterrupt(i) => Some((e.ts, i)),
-            _ => None,
-        })
-        .collect();
+    let (mut interrupts, mut clocks) = (Vec::new(), Vec::new());
+    for (n, item) in items.iter().enumerate() {
+        match item {
+            Item::Event(Event { ts, kind: EventKind::DeviceInterrupt(i), .. }) => interrupts.push((*ts, *i)),
+            Item::Change(Change { what: Changed::Clock { mapping, .. }, .. }) => clocks.push((n, *mapping)),
+            _ => {}
+        }
+    }
     let takes_any = |g: &GuestEntry| {
-        let takes = |i: &DeviceInterrupt| i.by_hardware && g.vector == 0 || i.vector == g.vector;
+        let takes = |i: &DeviceInterrupt| i.vector == g.vector || i.by_hardware && g.vector == 0;
         interrupts.iter().any(|(_, i)| i.vcpu == g.vcpu && takes(i))
     };
-    let entries: Vec<u64> = events()
-        .filter(|e| matches!(&e.kind, EventKind::GuestEntry(g) if takes_any(g)))
-        .map(|e| e.ts)
-        .collect();
-    let mut clock = None;
+    let is_entry = |e: &&Event| matches!(&e.kind, EventKind::GuestEntry(g) if takes_any(g));
+    let entries: Vec<u64> = items.iter().filter_map(Item::event).filter(is_entry).map(|e| e.ts).collect();
     let mut count = 0;
-    for item in &items {
-        let (event, mapping) = match (item, clock) {
-            (Item::Change(Change { what: Changed::Clock { mapping, .. }, .. }), _) => {
-                clock = Some(*mapping);
-                continue;
-            }
-            (Item::Event(event), Some(mapping)) => (event, mapping),
-            _ => continue,
+    for (n, item) in items.iter().enumerate() {
+        let Some(EventKind::Guest(guest::EventKind::Matched(m))) = item.event().map(|e| &e.kind) else {
+            continue;
         };
-        let EventKind::Guest(guest::EventKind::Matched(m)) = &event.kind else { continue };
+        let measured = clocks.partition_point(|(at, _)| *at < n);
+        let ([.., (_, clock)], later) = clocks.split_at(measured) else { continue };
         if m.sent || !m.own {
             continue;
         }
-        // The error is measured again while the request is handled.
-        let error = 2 * mapping.error;
-        let [previous, at] = [m.previous, m.interrupted].map(|own| mapping.to_host(own));
+        // It may be measured again while the request is handled.
+        let error = later.first().map_or(0, |(_, next)| next.error).max(clock.error);
+        let [previous, at] = [m.previous, m.interrupted].map(|own| clock.to_host(own));
         let between = |ts: u64| previous <= ts + error && ts <= at + error;
         let by_hardware = interrupts.iter().filter(|(ts, i)| i.by_hardware && between(*ts)).count();
         let not_accepted = |(ts, i): &(u64, DeviceInterrupt)| {
