@@ -243,28 +243,35 @@ fn in_doubt(recording: &Path) -> Result<u64> {
         let takes = |i: &DeviceInterrupt| i.vector == g.vector || i.by_hardware && g.vector == 0;
         interrupts.iter().any(|(_, i)| i.vcpu == g.vcpu && takes(i))
     };
-    let is_entry = |e: &&Event| matches!(&e.kind, EventKind::GuestEntry(g) if takes_any(g));
-    let entries: Vec<u64> = items.iter().filter_map(Item::event).filter(is_entry).map(|e| e.ts).collect();
+    // In the lab the guest numbers its vCPUs as KVM does.
+    let entry = |e: &Event| match &e.kind {
+        EventKind::GuestEntry(g) if takes_any(g) => Some((g.vcpu, e.ts)),
+        _ => None,
+    };
+    let entries: Vec<(u32, u64)> = items.iter().filter_map(Item::event).filter_map(entry).collect();
     let mut count = 0;
     for (n, item) in items.iter().enumerate() {
-        let Some(EventKind::Guest(guest::EventKind::Matched(m))) = item.event().map(|e| &e.kind) else {
+        let Item::Event(Event { cpu, kind: EventKind::Guest(guest::EventKind::Matched(m)), .. }) = item
+        else {
             continue;
         };
         let measured = clocks.partition_point(|(at, _)| *at < n);
-        let ([.., (_, clock)], later) = clocks.split_at(measured) else { continue };
+        let [.., (_, clock)] = clocks[..measured] else { continue };
         if m.sent || !m.own {
             continue;
         }
-        // It may be measured again while the request is handled.
-        let error = later.first().map_or(0, |(_, next)| next.error).max(clock.error);
+        // The greatest so far counts, and the clock may be measured again while the request is handled.
+        let error = clocks.iter().take(measured + 1).map(|(_, clock)| clock.error).max().unwrap_or(0);
         let [previous, at] = [m.previous, m.interrupted].map(|own| clock.to_host(own));
         let between = |ts: u64| previous <= ts + error && ts <= at + error;
+        let is_near =
+            |(vcpu, entered): &(u32, u64)| *vcpu == u32::from(*cpu) && entered.abs_diff(previous) <= error;
         let by_hardware = interrupts.iter().filter(|(ts, i)| i.by_hardware && between(*ts)).count();
         let not_accepted = |(ts, i): &(u64, DeviceInterrupt)| {
             i.delivery == Delivery::Unknown && i.began <= at + error && previous <= ts + IN_DOUBT
         };
         let is_in_doubt = m.previous == 0
-            || entries.iter().any(|entered| entered.abs_diff(previous) <= error)
+            || entries.iter().any(is_near)
             || interrupts.iter().any(not_accepted)
             || by_hardware > 1;
         count += u64::from(is_in_doubt);
