@@ -52,9 +52,13 @@ impl Rng {
 
     /// A number from `from` to `to`; each order of magnitude is equally likely.
     pub fn scale(&mut self, from: u64, to: u64) -> u64 {
-        let unit = self.next() as f64 / u64::MAX as f64;
-        let value = from as f64 * (to as f64 / from as f64).powf(unit);
+        let value = from as f64 * (to as f64 / from as f64).powf(self.unit());
         (value as u64).clamp(from, to)
+    }
+
+    /// A number from 0 to 1; each is equally likely.
+    pub fn unit(&mut self) -> f64 {
+        self.next() as f64 / u64::MAX as f64
     }
 
     /// True with the given probability, percent.

@@ -33,10 +33,11 @@ PATIENCE_S = 60
 
 
 def read(path):
+    """The text of a file, or None if there is none: of a thread, if it has ended, be it after its file was opened."""
     try:
         with open(path) as f:
             return f.read().strip()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return None
 
 
@@ -48,8 +49,17 @@ def cpus(text):
 
 def threads(pid):
     """Names of the VM's threads by id, without QEMU's pool of I/O threads, which grows and shrinks."""
-    named = {int(tid): read(f"/proc/{pid}/task/{tid}/comm") for tid in os.listdir(f"/proc/{pid}/task")}
-    return {tid: name for tid, name in named.items() if name not in (None, "worker")}
+
+    def named():
+        names = {int(tid): read(f"/proc/{pid}/task/{tid}/comm") for tid in os.listdir(f"/proc/{pid}/task")}
+        return {tid: name for tid, name in names.items() if name not in (None, "worker")}
+
+    # A new thread of the pool has its creator's name until it sets its own.
+    while True:
+        found = named()
+        time.sleep(0.02)
+        if named() == found:
+            return found
 
 
 def names(config):

@@ -5,6 +5,7 @@ use crate::load::{self, Polling, VCPU_CPU, VHOST_CPU};
 use crate::tracing::{Lab, Trace, requests};
 use anyhow::{Result, bail};
 use serde::Serialize;
+use std::path::PathBuf;
 use teiji_lab::{Child, Guest};
 use teiji_model::finding::Finding;
 use teiji_model::report::{Joined, PartReport, StageReport, StageTime, VmReport};
@@ -138,6 +139,12 @@ pub struct Judged {
     /// The whole report of the VM.
     #[serde(skip)]
     pub report: VmReport,
+    /// The recording, if there is one.
+    #[serde(skip)]
+    pub recording: Option<PathBuf>,
+    /// Thread ids of the busy loops.
+    #[serde(skip)]
+    pub hogs: Vec<u32>,
 }
 
 /// What a run says about the verdict on a machine that is busy with other work.
@@ -282,7 +289,7 @@ fn share_of_time(waits: &[(u64, bool)]) -> f64 {
 }
 
 /// The longest time that a wait counts with in [`share_of_capped_time`], ns: that of some turns of the scheduler.
-const WAIT_CAP: u64 = 20_000_000;
+pub(super) const WAIT_CAP: u64 = 20_000_000;
 
 /// The same, but of each wait only the first [`WAIT_CAP`] ns: if this machine stops an emulated CPU for half a second, the thread
 /// that runs there is charged with half a second of waiting.
@@ -393,6 +400,8 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
         total_us: vm.total.map_or([0.0; 2], |t| [us(t.p50), us(t.p99)]),
         stages: vm.stages.iter().map(|s| (s.stage, s.dist.mean / 1e3)).collect(),
         report: vm,
+        recording: traced.recording,
+        hogs: hogs.unwrap_or_default(),
     })
 }
 

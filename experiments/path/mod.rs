@@ -9,6 +9,7 @@ pub mod late;
 pub mod many_vms;
 pub mod out_of_order;
 pub mod outgoing;
+pub mod preemptors;
 pub mod stalled;
 pub mod table;
 

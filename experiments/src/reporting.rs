@@ -70,7 +70,9 @@ pub fn serve(guest: &Guest<'_>) -> Result<Child> {
 pub fn serve_tcp(guest: &Guest<'_>, token: &str) -> Result<Child> {
     let (file, address) = ("/run/teiji-token", guest.ip());
     let serve = format!("/run/teiji-guest serve --no-vsock --tcp {address}:{PORT} --token-file {file}");
-    let program = guest.spawn(&format!("(umask 077; echo {token} >{file}); exec {serve} 2>&1"))?;
+    // One that was killed just now may listen there still.
+    let free = format!("while ss -Hltn sport = {PORT} | grep -q .; do sleep 0.1; done");
+    let program = guest.spawn(&format!("{free}; (umask 077; echo {token} >{file}); exec {serve} 2>&1"))?;
     program.wait_for("waiting for the host on TCP", START)?;
     Ok(program)
 }
@@ -107,9 +109,10 @@ pub fn inside(vm: &VmReport) -> Result<&Inside> {
 /// # Errors
 /// If the guest does not answer.
 pub fn place(guest: &Guest<'_>, pattern: &str, vcpus: &str) -> Result<()> {
+    // taskset fails if a thread of the process ends meanwhile. Threads made after that run where the one that makes them does.
     let command = format!(
         "for i in $(grep virtio.*-input /proc/interrupts | cut -d: -f1); do echo 0 >/proc/irq/$i/smp_affinity_list; done; \
-         for p in $(pgrep -f '{pattern}'); do taskset -acp {vcpus} $p; done"
+         for p in $(pgrep -f '{pattern}'); do until taskset -acp {vcpus} $p; do [ -d /proc/$p ] || exit 1; done; done"
     );
     guest.run(&command)?.ok()?;
     Ok(())

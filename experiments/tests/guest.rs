@@ -627,6 +627,8 @@ fn a_load_step_on_an_idle_host_makes_bursts() {
 
 fn a_thread_for_each_request_is_told_from_a_pool() {
     SIPP.if_made(|server| server.kill().unwrap());
+    // Its port is free when it has ended.
+    vm1().run("while ss -Hlun sport = 5060 | grep -q .; do sleep 0.1; done").unwrap().ok().unwrap();
     let [thread, pool] = findings::threads_and_pool(&LAB, vm1(), 40).unwrap();
     holds(findings::judge_threads(&thread, &pool));
 }

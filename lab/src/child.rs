@@ -174,7 +174,11 @@ impl Child {
                     Ok(end) => Error::Failed {
                         command: self.command.clone(),
                         code: end.code,
-                        stderr: format!("ended before it said {text:?}: {}", tail(&state.stderr)),
+                        stderr: format!(
+                            "ended before it said {text:?}: {}{}",
+                            tail(&state.stdout),
+                            tail(&state.stderr)
+                        ),
                     },
                 });
             }

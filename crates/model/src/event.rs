@@ -108,7 +108,7 @@ pub struct Packet {
     /// later.
     pub worker: Option<Split>,
     /// At [`Point::TapDequeue`] and [`Point::TapSend`]: a thread that had the worker's CPU while the worker waited for
-    /// it, 0 if there was none or it is not known. Of those since the worker's clock was last read one is chosen, with
+    /// it, 0 if there was none or it is not known. Of those since the event before that named one is chosen, with
     /// a probability in proportion to its time.
     pub preempted_by: u32,
 }

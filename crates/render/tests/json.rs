@@ -6,7 +6,6 @@ mod common;
 use serde_json::Value as Json;
 use std::collections::BTreeSet;
 use teiji_model::finding::Cause;
-
 use teiji_model::observation::{self, Observation};
 use teiji_model::observed::*;
 use teiji_model::plan::*;

@@ -55,7 +55,6 @@ pub(super) struct InboundPacket {
     /// The worker's clock when the packet was put on the tap, and when it was taken off.
     pub(super) put_clock: Option<Split>,
     pub(super) taken_clock: Option<Split>,
-    pub(super) worker_preempted_by: u32,
     /// The worker that took it off the tap: its thread id.
     pub(super) worker: u32,
     pub(super) depth: u16,
@@ -65,7 +64,6 @@ pub(super) struct InboundPacket {
     pub(super) state: Option<ThreadState>,
     pub(super) accept_clock: Option<Split>,
     pub(super) entry_clock: Split,
-    pub(super) vcpu_preempted_by: u32,
     pub(super) fingerprint: u64,
 }
 
@@ -188,7 +186,6 @@ impl Delivery {
         requests.progress(packet.request, now, Reason::NotSignalled);
         packet.depth = p.depth;
         packet.worker = p.tid;
-        packet.worker_preempted_by = p.preempted_by;
         packet.taken_clock = p.worker;
         let thread = pair(p.tid, p.ifindex);
         if self.taken.len() >= MAX_THREADS {
@@ -342,7 +339,6 @@ impl Delivery {
                 packet.entered = now;
                 packet.vcpu_index = e.index;
                 packet.entry_clock = e.clock;
-                packet.vcpu_preempted_by = e.preempted_by;
                 arrival.add(&packet);
                 Self::done(packet, c, requests);
             }

@@ -27,6 +27,7 @@
 //! | [`starts`] | nothing: it keeps when threads of VMs got a CPU |
 //! | [`timeline`] | nothing: it finds what the threads of a request did |
 //! | [`vcpus`] | nothing: it keeps what the vCPUs of guests did |
+//! | [`waits`] | nothing: it keeps who had the CPUs that threads waited for |
 //! | [`group`] | SIP call |
 //! | [`waterfall`] | nothing: it computes the stages of a joined request |
 //! | [`validity`] | nothing: it says why a packet or request cannot be used |
@@ -57,6 +58,7 @@ mod starts;
 mod timeline;
 mod validity;
 mod vcpus;
+mod waits;
 mod waterfall;
 
 use crate::Options;
@@ -76,6 +78,7 @@ use teiji_model::report::{Joined, Meta, Reason};
 use teiji_model::stream::StreamId;
 pub(crate) use timeline::RequestStarts;
 pub(crate) use validity::{DropSites, Exclusion, OTHER_DROPS, Validity};
+use waits::Waits;
 
 /// Called with each complete request.
 pub(crate) type Sink<'a> = &'a mut dyn FnMut(&Joined);
@@ -154,6 +157,7 @@ pub(crate) struct Common {
     ended: Option<u64>,
     /// By VM, in the order of `Meta::vms`.
     pub(crate) vm_stats: Vec<VmStats>,
+    waits: Waits,
     /// Splits that were discarded because they did not fit their stage.
     pub(crate) splits_dropped: u64,
     /// See [`teiji_model::report::Report::skipped_signals`].
@@ -238,6 +242,7 @@ impl Joiner {
             drop_sites: DropSites::new(hasher),
             ended: None,
             vm_stats: Vec::new(),
+            waits: Waits::new(hasher),
             splits_dropped: 0,
             skipped_signals: 0,
             evicted: 0,
@@ -359,6 +364,7 @@ impl Joiner {
             }
             _ => {}
         }
+        c.waits.event(&kind);
         match &kind {
             EventKind::Packet(p) => match p.point {
                 Point::HostRx => {

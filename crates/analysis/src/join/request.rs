@@ -82,9 +82,8 @@ pub(super) struct Open {
     pub(super) kick: Option<(u64, Kick)>,
     /// The worker's clock when the response was sent.
     pub(super) worker: Option<Split>,
-    pub(super) preempted_by: u32,
     /// The worker that sent the response, if it is known.
-    sender: Option<u32>,
+    pub(super) sender: Option<u32>,
     /// Of its response.
     response: u64,
 }
@@ -211,7 +210,6 @@ impl RequestTable {
             answered_by: Role::Final,
             kick: None,
             worker: None,
-            preempted_by: 0,
             sender: None,
             response: 0,
         };
@@ -291,7 +289,6 @@ impl RequestTable {
         open.last = now;
         open.answered_by = m.role;
         open.worker = p.worker;
-        open.preempted_by = p.preempted_by;
         open.sender = p.worker.map(|_| p.tid);
         open.response = p.fingerprint;
         open.kick = kick.filter(|(ts, _)| *ts >= open.entered());
@@ -355,7 +352,7 @@ impl RequestTable {
             } else {
                 open.reason_if_last
             })
-        } else if waterfall::fill_stages(open, sent, &mut self.joined, &mut c.splits_dropped).is_none() {
+        } else if waterfall::fill_stages(open, sent, c, &mut self.joined).is_none() {
             Validity::incomplete(Reason::OutOfOrder)
         } else {
             Validity::Valid

@@ -13,8 +13,11 @@
 //! the instant of the time stamps, so the sum may be off by [`SLACK`] or 2 %, whichever is more: the largest part is
 //! adjusted. A split that is off by more is discarded.
 
+use super::Common;
+use super::delivery::InboundPacket;
 use super::outbound::OutboundPacket;
 use super::request::Open;
+use super::waits::Waiter;
 use teiji_model::event::Role;
 use teiji_model::report::{Joined, Request, StageTime};
 use teiji_model::stage::{Split, Stage, ThreadState};
@@ -51,8 +54,8 @@ pub(super) fn empty() -> Joined {
 pub(super) fn fill_stages(
     open: &Open,
     sent: &OutboundPacket,
+    c: &mut Common,
     joined: &mut Joined,
-    dropped: &mut u64,
 ) -> Option<()> {
     let packet = open.inbound.as_ref()?;
     let (switch_out, rest) = sent.stages()?;
@@ -88,61 +91,55 @@ pub(super) fn fill_stages(
     r.stages.clear();
     joined.preempted_by.clear();
 
-    let kick = open.kick.map(|(_, k)| k);
-    let same_vcpu = kick.filter(|k| k.vcpu == packet.vcpu);
+    let pid = c.pids[open.vm as usize];
     for (stage, ns) in Stage::ALL.into_iter().zip(ns) {
-        // Both readings of the thread's clock, and the thread that preempted it.
-        let (clocks, preempted_by) = match stage {
-            Stage::TapQueue => (packet.put_clock.zip(packet.taken_clock), packet.worker_preempted_by),
-            Stage::VcpuWake => {
-                (packet.accept_clock.map(|accepted| (accepted, packet.entry_clock)), packet.vcpu_preempted_by)
-            }
-            Stage::Guest => {
-                (same_vcpu.map(|k| (packet.entry_clock, k.clock)), same_vcpu.map_or(0, |k| k.preempted_by))
-            }
-            Stage::VhostTx => match kick {
-                Some(k) => (k.worker.zip(open.worker), open.preempted_by),
-                None => (Some(Default::default()), 0),
-            },
-            _ => (None, 0),
-        };
-        let fitted = clocks.and_then(|(from, to)| fit(to.checked_since(&from)?, ns));
-        *dropped += u64::from(clocks.is_some() && fitted.is_none());
-        // Waits for which nobody is named count too: the others are to be shares of all.
-        if fitted.is_some_and(|s| s.get(ThreadState::Ready) > 0) {
-            joined.preempted_by.push((stage, preempted_by));
-        }
+        let both = readings(stage, packet, open, pid);
+        let fitted = both.and_then(|(_, from, to)| fit(to.checked_since(&from)?, ns));
+        c.splits_dropped += u64::from(both.is_some() && fitted.is_none());
         r.stages.push(StageTime { stage, ns, split: fitted });
     }
-    r.preempted = return_waits(&mut r.stages, &mut joined.preempted_by);
+    r.preempted = return_waits(&mut r.stages);
+    for time in &r.stages {
+        let waited = time.split.is_some_and(|split| split.get(ThreadState::Ready) > 0);
+        let Some((waiter, from, to)) = readings(time.stage, packet, open, pid).filter(|_| waited) else {
+            continue;
+        };
+        let with_guest = time.stage == Stage::VcpuWake && r.preempted > 0;
+        let guest = readings(Stage::Guest, packet, open, pid).filter(|_| with_guest);
+        let to = guest.map_or(to, |(_, _, to)| to);
+        // A number of its own for each stage of each request.
+        let chance = r.start ^ (time.stage as u64) << 56;
+        // Waits for which nobody is named count too: the others are to be shares of all.
+        joined.preempted_by.push((time.stage, c.waits.preempted_by(waiter, &from, &to, chance)));
+    }
     Some(())
+}
+
+/// The thread of a stage, and its clock at the stage's beginning and end, if both were read.
+fn readings(stage: Stage, packet: &InboundPacket, open: &Open, pid: u32) -> Option<(Waiter, Split, Split)> {
+    let kick = open.kick.map(|(_, k)| k);
+    let vcpu = Waiter::Vcpu(pid, packet.vcpu);
+    match stage {
+        Stage::TapQueue => Some((Waiter::Worker(packet.worker), packet.put_clock?, packet.taken_clock?)),
+        Stage::VcpuWake => Some((vcpu, packet.accept_clock?, packet.entry_clock)),
+        Stage::Guest => kick.filter(|k| k.vcpu == packet.vcpu).map(|k| (vcpu, packet.entry_clock, k.clock)),
+        Stage::VhostTx => match kick {
+            Some(k) => Some((Waiter::Worker(open.sender?), k.worker?, open.worker?)),
+            // It has no time.
+            None => Some((vcpu, Split::default(), Split::default())),
+        },
+        _ => None,
+    }
 }
 
 /// Moves the time that the vCPU waited for a CPU within `guest` to `vcpu_wake`: the guest had begun, but it is the host
 /// that has to keep it running. Returns that time, ns.
-fn return_waits(stages: &mut [StageTime], preempted_by: &mut Vec<(Stage, u32)>) -> u64 {
+fn return_waits(stages: &mut [StageTime]) -> u64 {
     const READY: usize = ThreadState::Ready as usize;
     let (before, after) = stages.split_at_mut(Stage::Guest as usize);
     let (Some(wake), Some(guest)) = (before.last_mut(), after.first_mut()) else { return 0 };
     let (Some(in_wake), Some(in_guest)) = (&mut wake.split, &mut guest.split) else { return 0 };
     let waited = in_guest.0[READY];
-    if waited == 0 {
-        return 0;
-    }
-    // Only one preempting thread is kept for the whole wait: that of the longer part.
-    let (less, more) = if waited > in_wake.0[READY] {
-        (Stage::VcpuWake, Stage::Guest)
-    } else {
-        (Stage::Guest, Stage::VcpuWake)
-    };
-    if preempted_by.iter().any(|(stage, _)| *stage == more) {
-        preempted_by.retain(|(stage, _)| *stage != less);
-    }
-    for (stage, _) in preempted_by {
-        if *stage == Stage::Guest {
-            *stage = Stage::VcpuWake;
-        }
-    }
     in_guest.0[READY] = 0;
     guest.ns -= waited;
     in_wake.0[READY] += waited;

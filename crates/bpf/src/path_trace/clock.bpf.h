@@ -165,7 +165,7 @@ static __always_inline void clock_set(struct clock *c, u64 now, u8 state)
 	bpf_spin_unlock(&c->lock);
 }
 
-static __always_inline u8 clock_copy(struct clock *c, u64 now, u64 *spent, bool stage_ends)
+static __always_inline u8 clock_copy(struct clock *c, u64 now, u64 *spent, bool names)
 {
 	u8 state;
 	int i;
@@ -175,22 +175,22 @@ static __always_inline u8 clock_copy(struct clock *c, u64 now, u64 *spent, bool 
 	for (i = 0; i < STATES; i++)
 		spent[i] = c->spent[i];
 	state = c->state;
-	if (stage_ends)
+	if (names)
 		c->waited = 0;
 	bpf_spin_unlock(&c->lock);
 	return state;
 }
 
 /*
- * Copies the clock as of now; returns the state it is in. Who is named for a wait is chosen anew after each
- * reading: a stage lasts from one to the next, unless requests overlap.
+ * Copies the clock as of now for a record that names who had the CPU; returns the state it is in. Who is
+ * named is chosen anew after each of these readings: the analysis knows which waits are between two of them.
  */
 static __always_inline u8 clock_read(struct clock *c, u64 now, u64 *spent)
 {
 	return clock_copy(c, now, spent, true);
 }
 
-/* The same for a reading that may not be the end of a stage: who is named for a wait is not chosen anew. */
+/* The same for a record that names nobody. */
 static __always_inline u8 clock_peek(struct clock *c, u64 now, u64 *spent)
 {
 	return clock_copy(c, now, spent, false);
@@ -207,13 +207,13 @@ static __always_inline u64 clock_guest_ns(const struct clock *c, u64 now)
 	return *(volatile u8 *)&c->state == STATE_GUEST && now > since ? ns + (now - since) : ns;
 }
 
-/* As clock_read(); zeros if there is no clock. */
-static __always_inline u8 clock_read_or_zeros(struct clock *c, u64 now, u64 *spent)
+/* As clock_peek(), or clock_read() if the record names who had the CPU; zeros if there is no clock. */
+static __always_inline u8 clock_read_or_zeros(struct clock *c, u64 now, u64 *spent, bool names)
 {
 	int i;
 
 	if (c)
-		return clock_read(c, now, spent);
+		return clock_copy(c, now, spent, names);
 	for (i = 0; i < STATES; i++)
 		spent[i] = 0;
 	return STATE_UNKNOWN;

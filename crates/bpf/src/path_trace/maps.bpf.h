@@ -135,7 +135,7 @@ struct clock {
 	u32 waits_on;		   /* while it waits: the CPU */
 	u32 preempted_by; /* a thread that had its CPU while it waited: see clock_waited(); 0: none */
 	u32 random;
-	u64 waited; /* ns that it has waited since the clock was last read */
+	u64 waited; /* ns that it has waited since the last reading that names a thread */
 	u64 since;  /* all time before this is in `spent` */
 	u64 spent[STATES];
 	/* vCPU whose states are told: when it was last told, and how often in that span; see tell_state() */

@@ -138,7 +138,8 @@ static __always_inline void fill_tap(struct rec_tap *r, struct packet *p, u64 no
 	r->queue = queue;
 	r->segments = p->segments;
 	r->preempted_by = worker ? worker->preempted_by : 0;
-	r->worker_state = clock_read_or_zeros(worker, now, r->worker);
+	/* what a worker waits before a packet comes to the tap is part of its wait until it takes one */
+	r->worker_state = clock_read_or_zeros(worker, now, r->worker, point != POINT_TAP_ENQUEUE);
 }
 
 static __always_inline void emit_tap(struct packet *p, u64 now, u8 point, u32 ifindex, struct clock *worker,
@@ -373,7 +374,8 @@ static __always_inline void emit_kick(struct clock *c, u64 now, const struct tap
 	r->queue = q->queue;
 	r->preempted_by = c->preempted_by;
 	clock_read(c, now, r->clock);
-	r->worker_state = clock_read_or_zeros(clock_at(bpf_map_lookup_elem(&senders, q)), now, r->worker);
+	r->worker_state =
+	    clock_read_or_zeros(clock_at(bpf_map_lookup_elem(&senders, q)), now, r->worker, false);
 	submit(r);
 }
 

@@ -344,7 +344,7 @@ static __always_inline void interrupt_accepted(struct clock *worker, u32 apicid,
 	unseen = c && (!c->apic || delivered_by_hardware(c));
 	if (unseen)
 		before = request_entry(c, now);
-	state = clock_read_or_zeros(c, now, spent);
+	state = clock_read_or_zeros(c, now, spent, false);
 	if (unseen) {
 		vector = 0;
 		if (state == STATE_GUEST) {

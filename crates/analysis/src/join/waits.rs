@@ -1,0 +1,181 @@
+//! Who had a thread's CPU while that thread waited for it.
+//!
+//! ```text
+//!  named readings      A            B                   C
+//!                ──────┬────────────┬───────────────────┬──► how long the thread has waited in all
+//!                          ├── a wait of a request ──┤
+//!                                        ▲ a point in it, chosen by chance: its wait was behind C
+//! ```
+//! Some events have a reading of a thread's clock and name one thread that had its CPU since the reading before that named one: of all
+//! that had it, with a probability in proportion to their times (`clock_waited` in `clock.bpf.h`). A request may wait for longer than
+//! from one reading to the next, as the clock is read for other requests too. Whoever is named by the last reading would then be taken
+//! for all of the wait, however briefly it had the CPU. So a point in the wait is chosen by chance, and the reading that it belongs to
+//! tells. The point depends on the request alone, so a replay of a recording says the same.
+//!
+//! Where a wait begins no thread is named. If the thread waited already when the request came, the name is that of all of its wait until
+//! the reading, not only of the part in the request.
+
+use crate::hash::{Map, Seeded};
+use std::collections::VecDeque;
+use teiji_model::event::{EventKind, Packet, Point};
+use teiji_model::stage::{Split, ThreadState};
+
+/// Readings kept of a thread. Only readings before which it had waited are kept. A wait is named when its request is complete; if its
+/// readings have been forgotten by then, nobody is named.
+const MAX_READINGS: usize = 256;
+/// Threads that are told apart: as many as have a clock in the kernel (`MAX_CLOCKS` in `intf.h`). With all readings: 33 MB.
+const MAX_THREADS: usize = 8192;
+
+/// A thread that may wait for a CPU.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Waiter {
+    /// What serves a tap: its thread id.
+    Worker(u32),
+    /// A vCPU: its VMM's process id, and KVM's number.
+    Vcpu(u32, u32),
+}
+
+/// A reading that names a thread: how long its own one had waited until then, ns, and that thread's number.
+type Reading = (u64, u32);
+
+/// The readings of a thread.
+#[derive(Clone, Default)]
+struct Readings {
+    /// Until where they have been forgotten: how long the thread had waited then, ns.
+    forgotten: u64,
+    kept: VecDeque<Reading>,
+}
+
+/// See the module.
+#[derive(Clone)]
+pub(super) struct Waits(Map<Waiter, Readings>);
+
+/// How long a thread has waited for a CPU, by its clock, ns.
+fn waited(clock: &Split) -> u64 {
+    clock.get(ThreadState::Ready)
+}
+
+impl Waits {
+    pub(super) fn new(hasher: Seeded) -> Self {
+        Waits(Map::with_hasher(hasher))
+    }
+
+    /// Takes the reading of a clock that the event has, if that names a thread by its number.
+    pub(super) fn event(&mut self, event: &EventKind) {
+        match event {
+            &EventKind::Packet(Packet {
+                point: Point::TapDequeue | Point::TapSend,
+                tid,
+                worker: Some(clock),
+                preempted_by,
+                ..
+            }) => self.add(Waiter::Worker(tid), &clock, preempted_by),
+            EventKind::GuestEntry(e) => self.add(Waiter::Vcpu(e.vm, e.vcpu), &e.clock, e.preempted_by),
+            EventKind::Kick(k) => self.add(Waiter::Vcpu(k.vm, k.vcpu), &k.clock, k.preempted_by),
+            _ => {}
+        }
+    }
+
+    /// A reading of a thread's clock, which names the thread with the number `preempted_by`.
+    fn add(&mut self, waiter: Waiter, clock: &Split, preempted_by: u32) {
+        let until = waited(clock);
+        if until == 0 {
+            return;
+        }
+        if self.0.len() >= MAX_THREADS && !self.0.contains_key(&waiter) {
+            // Most of them have ended.
+            self.0.clear();
+        }
+        let readings = self.0.entry(waiter).or_default();
+        match readings.kept.back() {
+            Some((last, _)) if *last == until => return,
+            // Its id is that of another thread now.
+            Some((last, _)) if *last > until => *readings = Readings::default(),
+            _ => {}
+        }
+        if readings.kept.len() >= MAX_READINGS
+            && let Some((until, _)) = readings.kept.pop_front()
+        {
+            readings.forgotten = until;
+        }
+        readings.kept.push_back((until, preempted_by));
+    }
+
+    /// The number of the thread that a wait between two readings of a clock was behind; 0 if that is not known. `chance` is any number
+    /// of its own for each wait.
+    pub(super) fn preempted_by(&self, waiter: Waiter, from: &Split, to: &Split, chance: u64) -> u32 {
+        let Some(readings) = self.0.get(&waiter) else { return 0 };
+        let from = waited(from);
+        let Some(length) = waited(to).checked_sub(from).filter(|ns| *ns > 0) else { return 0 };
+        // The finalizer of splitmix64: numbers that are close to each other give points that are not.
+        let mixed = (chance ^ chance >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let point = from + ((u128::from(mixed ^ mixed >> 31) * u128::from(length)) >> 64) as u64;
+        if point < readings.forgotten {
+            return 0;
+        }
+        let at = readings.kept.partition_point(|(until, _)| *until <= point);
+        readings.kept.get(at).map_or(0, |(_, thread)| *thread)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WORKER: Waiter = Waiter::Worker(7);
+
+    fn clock(waited: u64) -> Split {
+        Split([0, 0, 0, waited, 0])
+    }
+
+    fn waits(readings: impl IntoIterator<Item = (u64, u32)>) -> Waits {
+        let mut waits = Waits::new(Seeded::new(1));
+        readings.into_iter().for_each(|(waited, by)| waits.add(WORKER, &clock(waited), by));
+        waits
+    }
+
+    fn named(waits: &Waits, from: u64, to: u64, thread: u32) -> usize {
+        let chances = (0..1000).map(|i| i * 1_000_000);
+        chances.filter(|i| waits.preempted_by(WORKER, &clock(from), &clock(to), *i) == thread).count()
+    }
+
+    #[test]
+    fn each_reading_counts_by_its_part_of_the_wait() {
+        // A reading without a wait before it has no name.
+        let waits = waits([(1000, 1), (1000, 9), (1100, 2), (2000, 3)]);
+        assert_eq!(named(&waits, 0, 1000, 1), 1000);
+        assert_eq!(named(&waits, 1000, 1100, 2), 1000);
+        for (thread, deserved) in [(1, 500), (2, 100), (3, 400)] {
+            let named = named(&waits, 500, 1500, thread);
+            assert!(named.abs_diff(deserved) < 50, "{named}, not {deserved}");
+        }
+        // Not known: no wait, or one that no reading has ended yet, or of another thread.
+        assert_eq!(named(&waits, 1500, 1500, 0), 1000);
+        assert_eq!(named(&waits, 2000, 2100, 0), 1000);
+        assert_eq!(waits.preempted_by(Waiter::Worker(8), &clock(0), &clock(1000), 5), 0);
+    }
+
+    #[test]
+    fn a_thread_id_that_is_used_again_is_another_thread() {
+        let waits = waits([(1000, 1), (2000, 1), (500, 2)]);
+        assert_eq!(named(&waits, 0, 500, 2), 1000);
+        assert_eq!(named(&waits, 500, 2000, 1), 0);
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let mut waits = waits((1..=1000).map(|i| (i * 10, i as u32)));
+        assert_eq!(waits.0[&WORKER].kept.len(), MAX_READINGS);
+        assert_eq!(named(&waits, 9990, 10_000, 1000), 1000);
+        // Who was named by a reading that has been forgotten is not known.
+        let oldest = 1000 - MAX_READINGS as u64 + 1;
+        assert_eq!(named(&waits, 0, 10 * (oldest - 1), 0), 1000);
+        assert_eq!(named(&waits, 10 * (oldest - 1), 10 * oldest, oldest as u32), 1000);
+        for tid in 0..2 * MAX_THREADS as u32 {
+            waits.add(Waiter::Worker(tid), &clock(20_000), 6);
+            assert!(waits.0.len() <= MAX_THREADS);
+            assert_eq!(waits.preempted_by(Waiter::Worker(tid), &clock(19_999), &clock(20_000), 1), 6);
+        }
+    }
+}
