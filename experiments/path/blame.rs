@@ -532,6 +532,7 @@ mod tests {
             groups: None,
             connections: None,
             outgoing: None,
+            passthrough: None,
             inbound: DirectionReport::default(),
             outbound: DirectionReport::default(),
             depth: None,

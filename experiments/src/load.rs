@@ -11,6 +11,7 @@
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
+use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 use teiji_lab::{Child, Guest, GuestSpec, LabHost};
@@ -83,10 +84,15 @@ pub fn in_time() -> Duration {
 
 /// The command line of an echo client.
 pub fn echo_command(guest: &Guest<'_>, rate: f64, count: u64) -> String {
+    echo_command_to(guest.ip(), rate, count)
+}
+
+/// The same to another address of a guest.
+fn echo_command_to(address: Ipv4Addr, rate: f64, count: u64) -> String {
     format!(
         "ip netns exec peer taskset -c {CALLER_CPU} teiji-lab udp-load --to {}:{ECHO_PORT} --rate {rate} --count {count} \
          --linger {LINGER_S} --in-time {} --json",
-        guest.ip(),
+        address,
         in_time().as_secs_f64()
     )
 }
@@ -105,6 +111,15 @@ pub fn echo(host: &LabHost, guest: &Guest<'_>, rate: f64, count: u64) -> Result<
 /// If the load cannot be run.
 pub fn echo_one_by_one(host: &LabHost, guest: &Guest<'_>, rate: f64, count: u64) -> Result<Figures> {
     figures(&host.run(&format!("{} --outstanding 1", echo_command(guest, rate, count)))?.ok()?)
+}
+
+/// The same by the guest's virtual function ([`GuestSpec::vf`]), each when the one before has been answered.
+///
+/// # Errors
+/// If the load cannot be run.
+pub fn echo_by_vf(host: &LabHost, guest: &Guest<'_>, rate: f64, count: u64) -> Result<Figures> {
+    let one_by_one = format!("{} --outstanding 1", echo_command_to(guest.vf_ip(), rate, count));
+    figures(&host.run(&one_by_one)?.ok()?)
 }
 
 /// Parses the output of an echo client.

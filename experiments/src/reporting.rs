@@ -25,6 +25,18 @@ pub const READER_CPU: u32 = 3;
 /// # Errors
 /// If the guest does not boot.
 pub fn guest<'l>(lab: &'l Lab, name: &str) -> Result<Guest<'l>> {
+    guest_with(lab, GuestSpec::named(name))
+}
+
+/// The same with a virtual function of the lab host's NIC ([`GuestSpec::vf`]).
+///
+/// # Errors
+/// If the guest does not boot.
+pub fn guest_with_vf<'l>(lab: &'l Lab, name: &str) -> Result<Guest<'l>> {
+    guest_with(lab, GuestSpec { vf: true, ..GuestSpec::named(name) })
+}
+
+fn guest_with<'l>(lab: &'l Lab, spec: GuestSpec) -> Result<Guest<'l>> {
     let program = "-drive if=none,id=guest,format=raw,readonly=on,file=/mnt/bin/teiji-guest \
                    -device virtio-blk-pci,drive=guest,serial=guest";
     let spec = GuestSpec {
@@ -32,7 +44,7 @@ pub fn guest<'l>(lab: &'l Lab, name: &str) -> Result<Guest<'l>> {
         pins: vec![load::VCPU_CPU, READER_CPU],
         vhost_cpu: Some(load::VHOST_CPU),
         qemu_args: program.split_whitespace().map(str::to_owned).collect(),
-        ..GuestSpec::named(name)
+        ..spec
     };
     let guest = lab.host.guest(&spec)?;
     let install = "for d in /sys/block/vd*; do [ \"$(cat $d/serial)\" != guest ] || cat /dev/${d##*/} >/run/teiji-guest; done; \

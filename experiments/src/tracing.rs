@@ -13,7 +13,8 @@ use teiji_analysis::{Analyzer, Options};
 use teiji_lab::{Child, LabHost, Spec};
 use teiji_model::event::Event;
 use teiji_model::recording::Reader;
-use teiji_model::report::{Joined, Report};
+use teiji_model::report::{Joined, PassthroughRequest, Report};
+use teiji_model::stream::Item;
 
 /// The longest time until the probes are attached or a report is written, in an emulated lab.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
@@ -208,19 +209,46 @@ pub fn printed(report: &Report) -> Report {
     serde_json::from_str(&text).unwrap_or_else(|_| report.clone())
 }
 
-/// All events of a recording, in the order in which they were recorded.
+/// All events and changes of a recording, in the order in which they were recorded.
 ///
 /// # Errors
 /// If the recording cannot be read.
-pub fn events(recording: &Path) -> Result<Vec<Event>> {
+pub fn items(recording: &Path) -> Result<Vec<Item>> {
     let what = || format!("cannot read the recording {}", recording.display());
     let mut reader =
         Reader::new(BufReader::new(File::open(recording).with_context(what)?)).with_context(what)?;
     let mut all = Vec::new();
     while let Some(item) = reader.next().with_context(what)? {
-        all.extend(item.event());
+        all.push(item);
     }
     Ok(all)
+}
+
+/// All events of a recording, in the order in which they were recorded.
+///
+/// # Errors
+/// If the recording cannot be read.
+pub fn events(recording: &Path) -> Result<Vec<Event>> {
+    Ok(items(recording)?.iter().filter_map(Item::event).cloned().collect())
+}
+
+/// All requests of a recording by NICs that were given to VMs, by start time, and its report.
+///
+/// # Errors
+/// If the recording cannot be read.
+pub fn passthrough(recording: &Path) -> Result<(Vec<PassthroughRequest>, Report)> {
+    let what = || format!("cannot read the recording {}", recording.display());
+    let mut reader =
+        Reader::new(BufReader::new(File::open(recording).with_context(what)?)).with_context(what)?;
+    let mut analyzer = Analyzer::new(reader.meta(), Options { passthrough: true, ..Options::default() });
+    while let Some(item) = reader.next().with_context(what)? {
+        analyzer.take(item, &mut |_| {});
+    }
+    let counters = reader.counters().cloned().unwrap_or_default();
+    analyzer.end(&counters, &mut |_| {});
+    let mut all = analyzer.passthrough();
+    all.sort_by_key(|request| request.start);
+    Ok((all, analyzer.finish(counters, &mut |_| {})))
 }
 
 /// All requests of a recording, by start time, and its report.

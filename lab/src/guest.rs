@@ -2,6 +2,7 @@
 //!
 //! Guest number n (from 1) has the addresses `10.77.<k>.(10+n)/24` on its NICs k (from 0), the MAC addresses
 //! `52:54:00:77:<k>:(0x10+n)`, the taps `<name>-n<k>`, and the vsock context id 100+n. All NICs are on `br0`.
+//! A virtual function that was given to it has the address `10.77.100.(10+n)` and the MAC address `52:54:00:77:64:(0x10+n)`.
 
 use std::{fmt::Write, net::Ipv4Addr, time::Duration};
 
@@ -9,7 +10,7 @@ use crate::{
     child::Child,
     ends,
     error::{Error, Result},
-    host::{DEFAULT_LIMIT, LabHost, Output, shell},
+    host::{DEFAULT_LIMIT, LabHost, Output, PF, WIRE, WIRE_MAC, shell},
     machine::{KERNEL_CMDLINE, MACHINE},
     progress::ProgressStep,
     proto::RunRequest,
@@ -39,6 +40,9 @@ pub struct GuestSpec {
     /// Whether the taps pass the guest's frames on by NAPI (IFF_NAPI), which QEMU itself does not ask for. With one queue only, and
     /// not with `macvtap`.
     pub napi: bool,
+    /// Whether a virtual function of the lab host's NIC is passed through to it (VFIO). Needs
+    /// [`Spec::passthrough`](crate::Spec::passthrough); there are [`VFS`].
+    pub vf: bool,
     /// Pin vCPU i to the i-th of these host CPUs.
     pub pins: Vec<u32>,
     /// Pin the vhost workers to this host CPU.
@@ -61,6 +65,7 @@ impl Default for GuestSpec {
             vhost: true,
             macvtap: false,
             napi: false,
+            vf: false,
             pins: Vec::new(),
             vhost_cpu: None,
             qemu_args: Vec::new(),
@@ -76,6 +81,11 @@ impl GuestSpec {
         GuestSpec { name: name.into(), ..GuestSpec::default() }
     }
 }
+
+/// Number of virtual functions that guests can have at a time.
+pub const VFS: u32 = 4;
+/// The third byte of the addresses of virtual functions.
+pub(crate) const VF_NET: u8 = 100;
 
 /// The descriptor with which QEMU gets the first tap that it does not open itself.
 const FIRST_FD: u32 = 40;
@@ -133,6 +143,7 @@ pub struct Guest<'h> {
     vcpu_tids: Vec<u32>,
     vhost_tids: Vec<u32>,
     macvtap: bool,
+    vf: Option<String>,
 }
 
 impl<'h> Guest<'h> {
@@ -183,10 +194,10 @@ impl<'h> Guest<'h> {
     fn boot(host: &'h LabHost, spec: &GuestSpec, number: u32) -> Result<Guest<'h>> {
         let fault = |why: String| Error::Guest { name: spec.name.clone(), why };
         let started = host.run(&start_script(spec, number, host.kernel_kind()))?.ok();
-        let pid = started
-            .map_err(|e| fault(format!("did not start: {e}")))?
-            .parse()
-            .map_err(|e| fault(format!("has no process id: {e}")))?;
+        let printed = started.map_err(|e| fault(format!("did not start: {e}")))?;
+        let mut words = printed.split_whitespace();
+        let pid = words.next().unwrap_or_default();
+        let pid = pid.parse().map_err(|e| fault(format!("has no process id: {e}")))?;
         let mut guest = Guest {
             host,
             name: spec.name.clone(),
@@ -196,6 +207,7 @@ impl<'h> Guest<'h> {
             vcpu_tids: Vec::new(),
             vhost_tids: Vec::new(),
             macvtap: spec.macvtap,
+            vf: words.next().map(str::to_owned),
         };
         guest.find_threads(spec)?;
         for (i, cpu) in spec.pins.iter().enumerate().take(spec.vcpus as usize) {
@@ -341,6 +353,21 @@ impl<'h> Guest<'h> {
         (0..self.nics).map(|k| tap(&self.name, k)).collect()
     }
 
+    /// The PCI address of the virtual function that it has, if any.
+    pub fn vf(&self) -> Option<&str> {
+        self.vf.as_deref()
+    }
+
+    /// The IP address of that virtual function.
+    pub fn vf_ip(&self) -> Ipv4Addr {
+        ip(VF_NET.into(), self.number)
+    }
+
+    /// The MAC address of that virtual function.
+    pub fn vf_mac(&self) -> String {
+        mac(VF_NET.into(), self.number)
+    }
+
     /// Whether these are macvtaps.
     pub fn has_macvtaps(&self) -> bool {
         self.macvtap
@@ -397,6 +424,11 @@ impl<'h> Guest<'h> {
             let _ = writeln!(script, "ip link delete {t} 2>/dev/null");
         }
         let _ = writeln!(script, "ip -n peer neighbour delete {} dev eth0", self.ip());
+        if let Some(at) = &self.vf {
+            let _ = writeln!(script, "ip -n peer neighbour delete {} dev {WIRE}", self.vf_ip());
+            // Without a driver it is free.
+            let _ = writeln!(script, "echo {at} > /sys/bus/pci/drivers/vfio-pci/unbind");
+        }
         let _ = writeln!(script, "rm -rf /run/teiji/guests/{}; true", self.name);
         self.host.run_for(&script, Duration::from_secs(30))?.ok().map(drop)
     }
@@ -490,6 +522,21 @@ fn start_script(spec: &GuestSpec, number: u32, kernel: Kernel) -> String {
         ip(0, number),
         mac(0, number)
     );
+    let mut vf = String::new();
+    if spec.vf {
+        let (ip, mac) = (ip(VF_NET.into(), number), mac(VF_NET.into(), number));
+        let _ = write!(
+            s,
+            "vf=\nfor v in /sys/class/net/{PF}/device/virtfn*; do [ -e $v/driver ] || {{ vf=$v; break; }}; done\n\
+             [ -e \"$vf\" ] || {{ echo 'no virtual function is free' >&2; exit 1; }}\n\
+             ip link set {PF} vf ${{vf##*virtfn}} mac {mac}\nat=$(basename $(readlink $vf))\n\
+             echo vfio-pci > $vf/driver_override\necho $at > /sys/bus/pci/drivers_probe\n\
+             ip -n peer neighbour replace {ip} lladdr {mac} nud permanent dev {WIRE}\n"
+        );
+        // Without its ROM, which no guest boots from.
+        qemu += " -device vfio-pci,host=$at,rombar=0";
+        vf = format!(" teiji.vf={mac},{ip}/24 teiji.wire=10.77.{VF_NET}.1,{WIRE_MAC}");
+    }
     for a in &spec.qemu_args {
         let _ = write!(qemu, " '{}'", a.replace('\'', r"'\''"));
     }
@@ -497,9 +544,9 @@ fn start_script(spec: &GuestSpec, number: u32, kernel: Kernel) -> String {
     let _ = write!(
         s,
         "{qemu} -append '{KERNEL_CMDLINE} pci=lastbus=0 teiji.level=2 \
-         teiji.name={name} teiji.addresses={} teiji.peer=10.77.0.1,52:54:00:77:00:01' >&2 ||\n\
+         teiji.name={name} teiji.addresses={} teiji.peer=10.77.0.1,52:54:00:77:00:01{vf}' >&2 ||\n\
          {{ cat $d/qemu.log >&2; exit 1; }}\n\
-         cat $d/pid\n",
+         cat $d/pid\necho $at\n",
         addresses.join(",")
     );
     s

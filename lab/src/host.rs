@@ -19,7 +19,7 @@ use crate::{
     child::{Child, Sink},
     ends::{self, End},
     error::{Doing, Error, Result},
-    guest::{Guest, GuestSpec},
+    guest::{Guest, GuestSpec, VF_NET},
     initramfs,
     machine::{Accel, Machine, PORTS},
     monitor,
@@ -63,7 +63,20 @@ pub struct Spec {
     pub sriov: bool,
     /// Whether it has two NICs on one wire (Intel 82574L, driver e1000e). Their MAC addresses are [`NIC_PAIR`].
     pub nic_pair: bool,
+    /// Whether it has an SR-IOV NIC, named [`PF`], whose virtual functions guests can have ([`GuestSpec::vf`]), and an IOMMU. The other
+    /// end of its wire is a NIC of the network namespace `peer`, [`WIRE`] (Intel 82574L). Not together with `sriov`.
+    pub passthrough: bool,
 }
+
+/// The physical function of an SR-IOV NIC whose virtual functions guests can have; see [`Spec::passthrough`].
+pub const PF: &str = "pf0";
+/// The NIC of the network namespace `peer` at the other end of its wire.
+pub const WIRE: &str = "wire0";
+/// The MAC addresses of these two.
+pub(crate) const PF_MAC: &str = "52:54:00:77:01:01";
+pub(crate) const WIRE_MAC: &str = "52:54:00:77:01:02";
+/// Brings up both ends of the wire, and makes the virtual functions.
+const PASSTHROUGH: &str = include_str!("boot/passthrough.sh");
 
 /// See [`Spec::nic_pair`].
 pub const NIC_PAIR: [&str; 2] = ["52:54:00:77:02:01", "52:54:00:77:02:02"];
@@ -80,6 +93,7 @@ impl Default for Spec {
             out_dir: None,
             sriov: false,
             nic_pair: false,
+            passthrough: false,
         }
     }
 }
@@ -219,14 +233,19 @@ impl LabHost {
         };
         machine.emulator().is_up(lock);
         step.say("the lab host is up");
-        Ok(LabHost {
+        let host = LabHost {
             pool: Arc::new(pool),
             machine,
             kernel: spec.kernel,
             version,
             accelerated: accel == Accel::Kvm,
             guests: AtomicU32::new(0),
-        })
+        };
+        if spec.passthrough {
+            let names = format!("pf={PF} pf_mac={PF_MAC} wire={WIRE} wire_mac={WIRE_MAC}");
+            host.run(&format!("{names} wire_ip={}\n{PASSTHROUGH}", host.wire_ip()))?.ok()?;
+        }
+        Ok(host)
     }
 
     fn wait_up(machine: &Machine) -> Result<Pool> {
@@ -348,6 +367,11 @@ impl LabHost {
     /// Address of the `peer` network namespace, the world outside the lab host.
     pub fn peer_ip(&self) -> Ipv4Addr {
         Ipv4Addr::new(10, 77, 0, 1)
+    }
+
+    /// Address of [`WIRE`] in the network namespace `peer`.
+    pub fn wire_ip(&self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 77, VF_NET, 1)
     }
 
     /// What its emulated CPUs do, by the emulator's monitor, also if nothing in the lab host answers: the registers that

@@ -52,6 +52,6 @@ mod tsc;
 
 pub use child::Child;
 pub use error::{Error, Result};
-pub use guest::{Guest, GuestSpec};
-pub use host::{DEFAULT_LIMIT, LabHost, Mode, NIC_PAIR, Output, PROGRAMS_BUILT, Spec, shared};
+pub use guest::{Guest, GuestSpec, VFS};
+pub use host::{DEFAULT_LIMIT, LabHost, Mode, NIC_PAIR, Output, PF, PROGRAMS_BUILT, Spec, WIRE, shared};
 pub use recipe::Kernel;

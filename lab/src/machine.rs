@@ -23,7 +23,7 @@ use crate::{
     confine::{Confine, INSIDE},
     ends::{self, End},
     error::{Doing, Error, Result},
-    host::{Mode, NIC_PAIR, Spec},
+    host::{Mode, NIC_PAIR, PF_MAC, Spec, WIRE_MAC},
     monitor,
     recipe::{IMAGE, Kernel},
     remote::WITNESS,
@@ -251,10 +251,27 @@ fn args(s: &str) -> Vec<String> {
     s.split_whitespace().map(str::to_owned).collect()
 }
 
+/// One of the two ends of a wire between two NICs.
+fn end_of_wire(name: &str, n: usize) -> String {
+    let path = |n: usize| format!("{INSIDE}/run/{name}{n}");
+    format!(
+        "-netdev dgram,id={name}{n},local.type=unix,local.path={},remote.type=unix,remote.path={}",
+        path(n),
+        path(1 - n)
+    )
+}
+
 /// Arguments of the lab host.
 fn lab_host_args(spec: &Spec, accel: Accel) -> Vec<String> {
     let mut a = base_args(accel, spec.mode);
     let mut add = |s: String| a.extend(args(&s));
+    if spec.passthrough {
+        // It has to come before the devices that it translates for. KVM leaves interrupts of devices to QEMU for its sake.
+        if accel == Accel::Kvm {
+            add("-machine kernel-irqchip=split".into());
+        }
+        add("-device intel-iommu,intremap=on".into());
+    }
     let half = spec.mem_mb / 2;
     let first_cpus = spec.cpus.div_ceil(2);
     add(format!("-m {}", half * 2));
@@ -310,12 +327,15 @@ fn lab_host_args(spec: &Spec, accel: Accel) -> Vec<String> {
     }
     if spec.nic_pair {
         for (n, mac) in NIC_PAIR.iter().enumerate() {
-            let ends = format!(
-                "local.type=unix,local.path={INSIDE}/run/wire{n},remote.type=unix,remote.path={INSIDE}/run/wire{}",
-                1 - n
-            );
-            add(format!("-netdev dgram,id=wire{n},{ends} -device e1000e,netdev=wire{n},mac={mac}"));
+            add(format!("{} -device e1000e,netdev=wire{n},mac={mac}", end_of_wire("wire", n)));
         }
+    }
+    if spec.passthrough {
+        add("-device pcie-root-port,id=pfport,chassis=2,slot=2".into());
+        add(format!("{} -device igb,bus=pfport,netdev=vfs0,mac={PF_MAC}", end_of_wire("vfs", 0)));
+        add(format!("{} -device e1000e,netdev=vfs1,mac={WIRE_MAC}", end_of_wire("vfs", 1)));
+        // The lab host's own devices are not translated, which would cost each of their packets time.
+        line += " intel_iommu=on iommu=pt";
     }
     a.extend(["-append".into(), line]);
     a

@@ -203,6 +203,9 @@ struct Boot {
     /// Add two NICs on one wire
     #[arg(long)]
     nic_pair: bool,
+    /// Add an SR-IOV NIC whose virtual functions are given to guests, one to each
+    #[arg(long, conflicts_with = "sriov")]
+    vfs: bool,
     /// Folder visible read-only at /mnt/bin [default: the folder of this program]
     #[arg(long)]
     bin: Option<PathBuf>,
@@ -224,11 +227,12 @@ impl Boot {
             out_dir: self.out.clone(),
             sriov: self.sriov,
             nic_pair: self.nic_pair,
+            passthrough: self.vfs,
         })
     }
 
     fn guest(&self, n: u32) -> GuestSpec {
-        GuestSpec { vcpus: self.vcpus, ..GuestSpec::named(&format!("vm{n}")) }
+        GuestSpec { vcpus: self.vcpus, vf: self.vfs, ..GuestSpec::named(&format!("vm{n}")) }
     }
 }
 

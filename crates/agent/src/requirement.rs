@@ -59,6 +59,7 @@ const HOOKS: &[(&str, &str, bool)] = &[
     ("tap_handle_frame", "packets cannot be seen when they are put on a macvtap", false),
     ("tap_recvmsg", "packets on macvtaps cannot be followed beyond the tap", false),
     ("tap_sendmsg", "of macvtaps, vhost_tx is not split by what the worker did", false),
+    ("vfio_msihandler", "interrupts of NICs that were given to VMs are not seen (VFIO)", false),
     ("kfree_skb", "a request that the kernel drops has no place and reason of the drop", false),
     ("sched_switch", "what vCPU threads and vhost workers wait for is not seen", true),
     ("sched_wakeup", "waiting for a CPU cannot be told from sleeping", true),
@@ -158,6 +159,7 @@ fn remedy(target: &str, forbidden: bool) -> &'static str {
         "ioeventfd_write" => "modprobe kvm_intel or kvm_amd",
         t if t.starts_with("tun_") => "modprobe tun",
         t if t.starts_with("tap_") => "modprobe tap",
+        "vfio_msihandler" => "modprobe vfio_pci",
         _ => "use a distribution's kernel of Linux 6.1 or newer",
     }
 }

@@ -26,6 +26,9 @@ pub fn why(report: &Report, vm: &VmReport) -> Vec<String> {
             "The guest is a client here: no packet is a request to it. Its own requests are shown below."
                 .into(),
         );
+    } else if let Some(given) = vm.passthrough.as_ref().filter(|_| inbound == 0 && outbound == 0) {
+        let what = if given.requests.is_some() { "Requests came by" } else { "No packet passed a tap. For" };
+        why.push(format!("{what} NICs that were given to the VM: see below."));
     } else if inbound > 0 {
         why.push(format!(
             "Packets passed, and none of them is a request for --match {}: choose another matching, or follow packets one way with --match none.",
@@ -87,6 +90,9 @@ fn advice(reason: Reason, report: &Report, outbound: u64) -> String {
             "Guests took packets before their interrupt was delivered, because they look into their ring once more after they have \
              enabled interrupts. Such requests cannot be timed: trace longer with --for; under less load fewer are affected."
                 .into()
+        }
+        Reason::InterruptUnknown | Reason::ReportMissing => {
+            "What the guest reported is not enough: is there much other traffic? Narrow --flow.".into()
         }
         Reason::NotLearnt => "Only the first requests of a trace, or of a queue, were seen: trace longer with --for.".into(),
         Reason::NoInterrupt => {

@@ -12,7 +12,7 @@
 //! | `streams` | puts the times of guests' events on the host's clock |
 //! | [`sort`] | puts the events of several streams and CPUs into one order |
 //! | `join` | joins events into packets, packets into requests, requests into calls |
-//! | `vm_stats`, `inside_stats`, `call_stats`, `outgoing_stats`, `threads_stats`, `stats` | statistics in bounded memory |
+//! | `vm_stats`, `inside_stats`, `call_stats`, `outgoing_stats`, `passthrough_stats`, `threads_stats`, `stats` | statistics in bounded memory |
 //! | `left_out` | how many requests are in no figure, and why |
 //! | `typical` | requests that a report shows by themselves beside the slowest |
 //! | [`interval`] | what was completed since a trace was last looked at |
@@ -49,6 +49,7 @@ mod left_out;
 mod lost;
 mod outgoing_stats;
 mod over_time;
+mod passthrough_stats;
 pub mod sip;
 pub mod sort;
 mod stats;
@@ -67,7 +68,7 @@ use teiji_model::event::{self, Event, EventKind, NicCounter};
 use teiji_model::flow::Matching;
 use teiji_model::host::Vm;
 use teiji_model::report::{
-    Counters, DropLocation, Joined, MAX_VMS, Meta, NicLosses, Report, SCHEMA, VmReport,
+    Counters, DropLocation, Joined, MAX_VMS, Meta, NicLosses, PassthroughRequest, Report, SCHEMA, VmReport,
 };
 use teiji_model::stream::{Change, Changed, Item};
 
@@ -107,6 +108,8 @@ pub struct Options {
     pub quiet: u64,
     /// Whether the threads of each request are described in [`Joined`], not only of those in the report.
     pub timelines: bool,
+    /// Whether complete requests by NICs that were given to VMs are kept for [`Analyzer::passthrough`].
+    pub passthrough: bool,
     /// The report shows, for each VM, the first complete request that was received this long after the trace began, or
     /// later, ns.
     pub chosen: Option<u64>,
@@ -121,6 +124,7 @@ impl Default for Options {
             request_ttl: None,
             quiet: 10_000_000,
             timelines: false,
+            passthrough: false,
             chosen: None,
         }
     }
@@ -281,6 +285,12 @@ impl Analyzer {
         }
     }
 
+    /// The requests by NICs that were given to VMs that were completed since the last call, with [`Options::passthrough`]; of more
+    /// than 65,536 the latest.
+    pub fn passthrough(&mut self) -> Vec<PassthroughRequest> {
+        self.joiner.passthrough.fetch()
+    }
+
     fn apply(&mut self, change: Change) {
         let there = |this: &Self, pid| {
             let running = this.meta.vms.iter().zip(&this.lifetimes);
@@ -310,10 +320,16 @@ impl Analyzer {
                     {
                         self.joiner.pack(index);
                     }
+                    self.joiner.forget_given(pid);
                     for stream in self.streams.of(pid) {
                         self.sorter.forget(stream);
                         self.joiner.forget_guest(stream);
                     }
+                }
+            }
+            Changed::Given { pid, nics } => {
+                if let Some(index) = there(self, pid) {
+                    self.joiner.set_given(index, pid, &nics);
                 }
             }
             Changed::Clock { .. } => {}
@@ -335,8 +351,8 @@ impl Analyzer {
         self.clone().finish(counters, &mut |_| {})
     }
 
-    /// Ends the trace: completes the requests that can be completed, and makes the report. It repeats `counters`.
-    pub fn finish(mut self, counters: Counters, joined: &mut dyn FnMut(&Joined)) -> Report {
+    /// Ends the trace: completes the requests that can be completed. [`Analyzer::finish`] does so, too.
+    pub fn end(&mut self, counters: &Counters, joined: &mut dyn FnMut(&Joined)) {
         while let Some(event) = self.sorter.flush() {
             // A guest may claim any time.
             if event.stream.is_host() || event.ts <= counters.ended {
@@ -347,6 +363,11 @@ impl Analyzer {
             self.apply(change);
         }
         self.joiner.finish(counters.ended, joined);
+    }
+
+    /// Ends the trace: completes the requests that can be completed, and makes the report. It repeats `counters`.
+    pub fn finish(mut self, counters: Counters, joined: &mut dyn FnMut(&Joined)) -> Report {
+        self.end(&counters, joined);
         let common = self.joiner.common;
         let names = Names { meta: &self.meta, drop_sites: common.drop_sites, drop_reasons: self.drop_names };
         let length = counters.ended.saturating_sub(self.meta.started);

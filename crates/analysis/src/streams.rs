@@ -59,6 +59,10 @@ impl Streams {
                 guest::EventKind::Thread { tid, process, parent, comm, started } => {
                     guest::EventKind::Thread { tid, process, parent, comm, started: on_host(started) }
                 }
+                guest::EventKind::Matched(m) => {
+                    let (interrupted, previous) = (on_host(m.interrupted), on_host(m.previous));
+                    guest::EventKind::Matched(guest::Matched { interrupted, previous, ..m })
+                }
                 kind @ (guest::EventKind::Queued { .. } | guest::EventKind::Handed { .. }) => kind,
             }),
             EventKind::Lost(lost) => {

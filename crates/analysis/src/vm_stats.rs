@@ -10,6 +10,7 @@ use crate::join::{Divided, Exclusion};
 use crate::left_out::LeftOutCounts;
 use crate::outgoing_stats::OutgoingStats;
 use crate::over_time::OverTimeStats;
+use crate::passthrough_stats::PassthroughStats;
 use crate::stats::{Series, Shares};
 use crate::threads::{Thread, Threads};
 use crate::threads_stats::ThreadStats;
@@ -85,6 +86,8 @@ pub(crate) struct VmStats {
     left_out: LeftOutCounts,
     /// Requests that the guest itself sent.
     pub(crate) outgoing: OutgoingStats,
+    /// The NICs that it was given.
+    pub(crate) passthrough: PassthroughStats,
     pub(crate) inbound: DirectionStats,
     pub(crate) outbound: DirectionStats,
     pub(crate) depth: Series,
@@ -116,6 +119,7 @@ impl VmStats {
             connections: Connections::default(),
             left_out: LeftOutCounts::default(),
             outgoing: OutgoingStats::new(),
+            passthrough: PassthroughStats::default(),
             inbound: DirectionStats::default(),
             outbound: DirectionStats::default(),
             depth: Series::default(),
@@ -144,6 +148,7 @@ impl VmStats {
         all.chain([depth, total]).for_each(Series::pack);
         self.calls.pack();
         self.outgoing.pack();
+        self.passthrough.pack();
         self.over_time.pack();
         self.inside.pack();
         self.threads.pack();
@@ -280,6 +285,7 @@ impl VmStats {
             groups: self.calls.report(),
             connections: (self.connections.seen > 0).then_some(self.connections),
             outgoing: self.outgoing.report(location),
+            passthrough: self.passthrough.report(location),
             inbound: self.inbound.report(&INBOUND),
             outbound: self.outbound.report(&OUTBOUND),
             depth: self.depth.depth(),

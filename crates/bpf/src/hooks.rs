@@ -11,7 +11,8 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::Path;
 
 /// Modules whose functions are probed, when they are not built in.
-const MODULES: [&str; 7] = ["tun", "tap", "vhost", "vhost_net", "kvm", "kvm_amd", "kvm_intel"];
+const MODULES: [&str; 8] =
+    ["tun", "tap", "vhost", "vhost_net", "kvm", "kvm_amd", "kvm_intel", "vfio_pci_core"];
 
 /// The value of [`Hook::found`] for a target in vmlinux; otherwise it is a module's name.
 const KERNEL: &str = "kernel";

@@ -54,6 +54,13 @@ pub(crate) fn given(root: &Root, open: &Vfio, line: &CommandLine) -> Vec<GivenNi
     all.into_iter().filter_map(|at| nic(root, at)).collect()
 }
 
+impl Root {
+    /// Whether this interrupt of the host (MSI, MSI-X) is at present one of the device with this PCI address.
+    pub fn is_irq_of(&self, address: &str, irq: u32) -> bool {
+        is_address(address) && self.exists(&format!("sys/bus/pci/devices/{address}/msi_irqs/{irq}"))
+    }
+}
+
 /// Whether a name is the address of a PCI device, such as `0000:01:10.0`.
 fn is_address(name: &str) -> bool {
     name.matches(':').count() == 2 && name.chars().all(|c| c.is_ascii_hexdigit() || matches!(c, ':' | '.'))

@@ -130,7 +130,7 @@ fn virtual_functions_of_a_nic() {
     assert_eq!(given, wanted);
     let nics: Vec<_> = vms[0].nics.iter().map(|n| (n.tap.as_str(), n.data_plane)).collect();
     assert_eq!(nics, wanted.map(|(at, ..)| (at, DataPlane::Passthrough)));
-    assert!(vms[0].nics.iter().zip(&vms[0].given).all(|(nic, given)| vms[0].given(nic) == Some(given)));
+    assert!(vms[0].nics.iter().zip(&vms[0].given).all(|(nic, given)| vms[0].given_nic(nic) == Some(given)));
 }
 
 /// For `numa_maps` the kernel walks the page tables of the VMM under its memory map lock: a trace that looks for new VMs must not

@@ -56,6 +56,8 @@ pub enum EventKind {
     Start(Start),
     /// A NIC lost packets, by its own count.
     NicLoss(NicLoss),
+    /// A device that was given to a VM interrupted it.
+    DeviceInterrupt(DeviceInterrupt),
 }
 
 /// Where on the path a packet was seen.
@@ -305,7 +307,28 @@ pub enum Delivery {
     Unknown,
 }
 
-/// A vCPU entered guest mode with interrupts that [`Interrupt`] events announced.
+/// A device that was given to a VM (VFIO) interrupted it. The host does not know what the device has for the guest.
+///
+/// [`Event::ts`] is when a vCPU accepted the guest's interrupt; if none was seen to, when the host's interrupt handler ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceInterrupt {
+    /// When the host's interrupt handler began, ns.
+    pub began: u64,
+    /// The host's number of the interrupt.
+    pub irq: u32,
+    /// As of an [`Interrupt`]; never [`Delivery::Suppressed`].
+    pub delivery: Delivery,
+    /// The VMM's process id.
+    pub vm: u32,
+    /// The vCPU by KVM's number; has no meaning if `delivery` is [`Delivery::Unknown`].
+    pub vcpu: u32,
+    /// The guest's interrupt vector; has no meaning if `delivery` is [`Delivery::Unknown`].
+    pub vector: u8,
+    /// Hardware delivers it: the [`GuestEntry`] that takes it has vector 0.
+    pub by_hardware: bool,
+}
+
+/// A vCPU entered guest mode with interrupts that [`Interrupt`] or [`DeviceInterrupt`] events announced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestEntry {
     /// The VMM's process id.

@@ -40,6 +40,7 @@ mod tests;
 pub use frame::{Decoder, Error, Message, fuzz};
 pub use token::{Answer, Challenge, NONCE, Nonce, Nonces, PROOF, Proof, Side, Token, TokenError};
 
+use crate::event::Role;
 use crate::flow::Watch;
 use serde::{Deserialize, Serialize};
 
@@ -265,4 +266,31 @@ pub enum EventKind {
         /// When it was created, 0 if that was not during the trace.
         started: u64,
     },
+    /// A packet that takes part in a request passed a PCI device. Comes after its `Received` or `Handed`, at the same time. Only if
+    /// the host asks for matching, as it does if it has given a NIC to the VM: it sees the packets of all others itself.
+    Matched(Matched),
+}
+
+/// A packet that takes part in a request, at a PCI device of the guest. A NIC of virtio is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Matched {
+    /// The packet.
+    pub print: u64,
+    /// Equal for a request and its responses, with the secret of the prints.
+    pub key: u64,
+    /// The packet's part in the request.
+    pub role: Role,
+    /// It was given to the device; otherwise it was received from it.
+    pub sent: bool,
+    /// Of a packet that was received: as in `Received`.
+    pub interrupted: u64,
+    /// When the same vCPU was interrupted before that, by whatever device; 0 if that is not known.
+    pub previous: u64,
+    /// Whether the interrupt at `interrupted` was certainly this packet's own: the driver received no other one before it since then,
+    /// and the interrupt cannot have been left over from an earlier packet.
+    pub own: bool,
+    /// The device's PCI vendor id.
+    pub vendor: u16,
+    /// The device's PCI device id.
+    pub device: u16,
 }

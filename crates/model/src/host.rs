@@ -64,8 +64,8 @@ impl GivenNic {
 }
 
 impl Vm {
-    /// More about a network interface that is passed through.
-    pub fn given(&self, nic: &Nic) -> Option<&GivenNic> {
+    /// More about a NIC that was given to the VM.
+    pub fn given_nic(&self, nic: &Nic) -> Option<&GivenNic> {
         let passed = nic.data_plane == DataPlane::Passthrough;
         self.given.iter().find(|given| passed && given.address == nic.tap)
     }
@@ -257,7 +257,7 @@ impl Nic {
     pub fn unseen(&self) -> Option<&'static str> {
         Some(match self.data_plane {
             DataPlane::Passthrough => {
-                "not seen: of its packets, only the interrupts pass the host's kernel (VFIO)"
+                "at most interrupts are seen (VFIO); requests with `trace --guest --match echo`"
             }
             DataPlane::VhostUser => "not seen, as its packets pass another process by shared memory",
             _ if self.ifindex == 0 => "not seen, as its tap is in another network namespace; run teiji there",

@@ -21,6 +21,7 @@
 //! | [`observed`] | the state of a host, as far as a plan needs it |
 //! | [`outgoing`] | what a report says of the requests that a guest itself sends |
 //! | [`over_time`] | what requests and queues did over the trace, in bounded size |
+//! | [`passthrough`] | NICs that were given to VMs, and requests by them, in a report |
 //! | [`operator`] | how an operator does what teiji does not do |
 //! | [`plan`] | the plan, and what teiji holds |
 //! | [`qdisc`] | the root qdisc of a link: channels with deadlines, or another qdisc |
@@ -52,6 +53,7 @@ pub mod observed;
 pub mod operator;
 pub mod outgoing;
 pub mod over_time;
+pub mod passthrough;
 pub mod plan;
 pub mod policy;
 pub mod qdisc;

@@ -119,6 +119,10 @@ reasons! {
     OtherCopy, "other_copy", Nobody, "sent again before it was answered, and it is not known which copy was answered";
     /// Events were lost, missed or late at about that time.
     EventsLost, "events_lost", Teiji, "at that time events were lost or came too late, or runs of probes were missed";
+    /// It came by a NIC that was given to the VM, and which of the NIC's interrupts was its own is not certain.
+    InterruptUnknown, "interrupt_unknown", Teiji, "which interrupt of the NIC it came with is not certain";
+    /// It came by a NIC that was given to the VM, and the guest did not report all of its way.
+    ReportMissing, "report_missing", Teiji, "the guest did not report all of its way through it";
     /// It was given up to make room for others.
     Evicted, "evicted", Teiji, "given up for lack of room: too many were followed at once";
     /// The times of its points contradict each other.
@@ -166,9 +170,21 @@ impl Reason {
             | Reason::Closed
             | Reason::OtherCopy
             | Reason::EventsLost
+            | Reason::InterruptUnknown
+            | Reason::ReportMissing
             | Reason::Evicted
             | Reason::OutOfOrder
             | Reason::TraceEnded => self.text(),
+        }
+    }
+
+    /// The explanation, as the end of a sentence about a request by a NIC that was given to the VM.
+    pub fn text_of_passthrough(self) -> &'static str {
+        match self {
+            Reason::NoAnswer => {
+                "received by the guest, but it was not seen to send an answer by such a NIC in the time allowed"
+            }
+            _ => self.text(),
         }
     }
 
@@ -233,6 +249,16 @@ impl LeftOut {
         let entry =
             LeftOut { blame: reason.blame_of_outgoing(), ..LeftOut::new(outcome, reason, dropped, count) };
         entry.explained(reason.text_of_outgoing())
+    }
+
+    /// An entry for `count` requests by a NIC that was given to the VM.
+    pub fn of_passthrough(
+        outcome: Outcome,
+        reason: Reason,
+        dropped: Option<DropLocation>,
+        count: u64,
+    ) -> LeftOut {
+        LeftOut::new(outcome, reason, dropped, count).explained(reason.text_of_passthrough())
     }
 
     /// This entry, with an explanation that begins with `text`.

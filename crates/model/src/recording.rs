@@ -8,7 +8,9 @@
 //!  start ───►│ 1 Header │─────►│ 2 Events, 128 So far,     │─────►│ 3 End │──► end of file
 //!            └──────────┘  │   │ 129 Change, 130 Of stream,│  ▲   └───────┘
 //!                          │   │ 131 States, 132 Starts,   │
-//!                          │   │ 133 NIC losses            │  │
+//!                          │   │ 133 NIC losses, 134 Device│
+//!                          │   │ interrupts, 135 Matched,  │
+//!                          │   │ 136 Given                 │  │
 //!                          │   └──┬─────────────────────▲──┘  │
 //!                          │      └─────────────────────┘     │
 //!                          └──────────────────────────────────┘
@@ -16,13 +18,15 @@
 //!
 //! Header holds [`Meta`], Events up to [`MAX_EVENTS`] of [`Event`] of the host, Of stream a [`StreamId`] and as many of its
 //! events, States as many of the host's [`VcpuState`]s (from version 4 on), Starts as many of its [`Start`]s (from version 5
-//! on), NIC losses as many [`NicLoss`]es (from version 6 on), Change a [`Change`], End and So far the
-//! [`Counters`]; each in postcard's encoding. Without the frames that an older reader skips, a recording tells
+//! on), NIC losses as many [`NicLoss`]es (from version 6 on), Device interrupts as many [`DeviceInterrupt`]s, Matched a [`StreamId`]
+//! and as many of its [`Matched`], Given a [`Change`] of that kind (these three from version 7 on), Change any other [`Change`], End
+//! and So far the [`Counters`]; each in postcard's encoding. Without the frames that an older reader skips, a recording tells
 //! less, and nothing wrong: VMs that came later are not in it, guests are seen from the host only, and it is not known what vCPUs
-//! did while requests were in a guest, nor who woke them, nor what NICs discarded.
+//! did while requests were in a guest, nor who woke them, nor what NICs discarded, nor what came by NICs that were given to VMs.
 //!
 //! Versions 4 and 5 added ways of matching ([`Matching::since`](crate::flow::Matching)), and version 5 kinds of NICs. A recording
-//! whose header has one of them asks its reader to know it; all others are still read by readers of format version 3.
+//! whose header has one of them asks its reader to know it, and one with a NIC that has no tap here (version 7) does, too; all others
+//! are still read by readers of format version 3.
 //!
 //! A later version of the format says by `reader` which version a reader has to know at least. A reader skips frames that
 //! it does not know if their type is [`OPTIONAL`] or higher; others are necessary to understand the recording. Versions 1
@@ -52,8 +56,8 @@ pub use write::Writer;
 use crate::report::Meta;
 #[cfg(doc)]
 use crate::{
-    event::Event, event::NicLoss, event::Start, event::VcpuState, report::Counters, stream::Change,
-    stream::StreamId,
+    event::DeviceInterrupt, event::Event, event::NicLoss, event::Start, event::VcpuState, guest::Matched,
+    report::Counters, stream::Change, stream::StreamId,
 };
 #[cfg(doc)]
 use std::io::{Read, Write};
@@ -62,7 +66,7 @@ use std::io::{Read, Write};
 pub const MAGIC: &[u8; 8] = b"TEIJIREC";
 
 /// The version that is written. Incremented when the format, or the shape of anything in it, changes.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;
 
 /// The oldest version that is read.
 pub const OLDEST: u16 = 1;
@@ -96,8 +100,11 @@ const OF_STREAM: u8 = OPTIONAL + 2;
 const STATES: u8 = OPTIONAL + 3;
 const STARTS: u8 = OPTIONAL + 4;
 const NIC_LOSSES: u8 = OPTIONAL + 5;
+const DEVICE_INTERRUPTS: u8 = OPTIONAL + 6;
+const MATCHED: u8 = OPTIONAL + 7;
+const GIVEN: u8 = OPTIONAL + 8;
 /// Frames of events of the host that a reader may skip, and the version of the format that added them.
-const EVENTS_SINCE: [(u8, u16); 3] = [(STATES, 4), (STARTS, 5), (NIC_LOSSES, 6)];
+const EVENTS_SINCE: [(u8, u16); 4] = [(STATES, 4), (STARTS, 5), (NIC_LOSSES, 6), (DEVICE_INTERRUPTS, 7)];
 
 /// Why a recording cannot be read or written. Positions are offsets in the file, bytes.
 #[derive(Debug, thiserror::Error)]
@@ -163,7 +170,8 @@ pub enum Error {
 fn reader_of(meta: &Meta) -> u16 {
     let nics = || meta.vms.iter().flat_map(|vm| &vm.nics);
     let plane = if nics().all(|nic| nic.data_plane.since_version_1()) { 1 } else { 5 };
-    meta.watch.matching.since().max(plane).max(3)
+    let tap = if nics().all(|nic| nic.ifindex != 0) { 1 } else { 7 };
+    meta.watch.matching.since().max(plane).max(tap).max(3)
 }
 
 /// Version, `reader` and their CRC-32, from version 3 on.

@@ -6,6 +6,9 @@ use crate::flow::Watch;
 use crate::host::Vm;
 pub use crate::outgoing::{Outgoing, OutgoingStage, OutgoingStageReport};
 pub use crate::over_time::{Burst, Bursts, DepthBin, OverTime, RequestBin, Timeline};
+pub use crate::passthrough::{
+    Passthrough, PassthroughRequest, PassthroughRequests, PassthroughStage, PassthroughStageReport,
+};
 pub use crate::reason::{Blame, DropLocation, LeftOut, Outcome, Reason};
 use crate::stage::{Split, Stage, ThreadState};
 pub use crate::threads::{RequestThreads, ThreadsReport};
@@ -182,6 +185,9 @@ pub struct VmReport {
     /// Requests that the guest itself sent, as a client; absent if it sent none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outgoing: Option<Outgoing>,
+    /// NICs that the VM was given, and the requests by them, which are not in `requests`; absent if there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub passthrough: Option<Passthrough>,
     /// Packets towards the guest, whether or not they belong to a request.
     pub inbound: DirectionReport,
     /// Packets from the guest, whether or not they belong to a request.

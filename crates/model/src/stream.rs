@@ -10,7 +10,7 @@
 //! on the guest's, and a [`ClockMapping`] says what time of the host that is, and how wrong it may be.
 
 use crate::event::Event;
-use crate::host::Vm;
+use crate::host::{GivenNic, Vm};
 use serde::{Deserialize, Serialize};
 
 /// A stream of events: the host's, or that of a guest.
@@ -92,6 +92,13 @@ pub enum Changed {
         vm: u32,
         /// The clock.
         mapping: ClockMapping,
+    },
+    /// A VM has been given these NICs of the host, and no others: [`Vm::given`], which is not part of `Vm` here.
+    Given {
+        /// The VMM's process id.
+        pid: u32,
+        /// The NICs.
+        nics: Vec<GivenNic>,
     },
 }
 

@@ -94,7 +94,7 @@ pub struct Vms<'a> {
 struct Vm<'a> {
     #[serde(flatten)]
     vm: &'a host::Vm,
-    /// More about those of its NICs that are passed through.
+    /// More about the NICs that it was given.
     given: &'a [GivenNic],
     identity: &'a Identity,
     /// Why its name cannot be relied on; `None` if it can.

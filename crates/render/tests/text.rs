@@ -131,6 +131,67 @@ fn vms_say_which_nics_are_not_seen_and_why() {
 }
 
 #[test]
+fn requests_by_a_virtual_function_are_told_with_what_is_not_seen() {
+    use teiji_model::host::{GivenNic, VirtualFunction};
+    use teiji_model::report::{
+        LeftOut, Outcome, Passthrough, PassthroughRequests, PassthroughStage, PassthroughStageReport, Reason,
+    };
+    let mut made_up = common::contended();
+    let function = VirtualFunction { physical: String::new(), link: Some("eth1".into()), number: 2 };
+    let nic = GivenNic { address: "0000:01:10.4".into(), function: Some(function), ..GivenNic::default() };
+    let dist = made_up.vms[0].total;
+    let silent =
+        Passthrough { nics: vec![nic], interrupts: 1234, not_accepted: 3, delivery: dist, requests: None };
+    made_up.vms[0].passthrough = Some(silent.clone());
+    let told = |made_up: &Report| {
+        let text = report(made_up, &UNICODE);
+        assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+        text.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let text = told(&made_up);
+    for part in [
+        "NICs given VF 2 of eth1 (0000:01:10.4)",
+        "interrupts 1234, until the guest entry: p50",
+        "of 3 interrupts no vCPU was seen to accept it",
+        "the guest reported no request: that needs `teiji trace --guest --match echo`",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let share = |stage| if stage == PassthroughStage::App { 0.7 } else { 0.05 };
+    let stage = |stage| PassthroughStageReport {
+        stage,
+        dist: dist.unwrap(),
+        time_share: share(stage),
+        fluctuation_share: share(stage),
+    };
+    let mut requests = PassthroughRequests {
+        polled: 2,
+        polled_total: dist,
+        total: dist,
+        stages: PassthroughStage::ALL.into_iter().map(stage).collect(),
+        ..PassthroughRequests::default()
+    };
+    (requests.counts.seen, requests.counts.complete, requests.counts.incomplete) = (50, 49, 1);
+    requests.left_out = vec![LeftOut::of_passthrough(Outcome::Incomplete, Reason::InterruptUnknown, None, 1)];
+    made_up.vms[0].passthrough = Some(Passthrough { requests: Some(requests), ..silent.clone() });
+    let text = told(&made_up);
+    for part in [
+        "50 by it, 49 complete, 1 incomplete",
+        "which interrupt of the NIC it came with is not certain",
+        "70 % of the time is app, in the guest",
+        "what the NIC does before and after is not seen",
+        "2 requests found by the guest's driver while it polled",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    made_up.vms[0].passthrough = Some(Passthrough { interrupts: 0, ..silent.clone() });
+    assert!(told(&made_up).contains("posted interrupts"));
+    // It was taken away while the trace ran.
+    made_up.vms[0].passthrough = Some(Passthrough { nics: Vec::new(), ..silent });
+    assert!(told(&made_up).contains("NICs given none any longer"));
+}
+
+#[test]
 fn vms_say_which_virtual_function_a_nic_is() {
     use teiji_model::host::{DataPlane, GivenNic, VirtualFunction};
     let mut vm = common::vm("sip1", 4240);

@@ -69,6 +69,19 @@ address add $address dev eth$i"
 	[ -z "$option_peer" ] || settings="$settings
 neighbour replace ${option_peer%%,*} lladdr ${option_peer#*,} nud permanent dev eth0"
 	unset IFS
+	if [ -n "$option_vf" ]; then
+		# A virtual function, by its MAC address. Its driver is not among those that each guest has loaded by now.
+		modprobe igbvf
+		vf=
+		for address in /sys/class/net/*/address; do
+			read -r mac <"$address"
+			[ "$mac" != "${option_vf%%,*}" ] || vf=${address%/address} vf=${vf##*/}
+		done
+		/run/teiji/teiji-lab link-up "$vf"
+		settings="$settings
+address add ${option_vf#*,} dev $vf
+neighbour replace ${option_wire%%,*} lladdr ${option_wire#*,} nud permanent dev $vf"
+	fi
 	echo "$settings" | ip -force -batch - || echo "teiji: the network is not as it should be" >/dev/console
 	while :; do
 		/run/teiji/teiji-lab agent --vsock &

@@ -89,8 +89,9 @@ impl Follower {
             // There was no free descriptor for it: it is told again when it changes.
             (_, None) => return Ok(None),
         };
-        let (vm, access) = postcard::from_bytes(&self.buffer[..length]).map_err(io::Error::other)?;
-        Ok(Some(Found { vm, access, process: Process::from(file) }))
+        let (vm, given, access): (Vm, _, _) =
+            postcard::from_bytes(&self.buffer[..length]).map_err(io::Error::other)?;
+        Ok(Some(Found { vm: Vm { given, ..vm }, access, process: Process::from(file) }))
     }
 }
 
@@ -211,7 +212,9 @@ impl Seen {
         let (Some(file), true) = (process.file(), self.root.started(vm.pid) == identity.started) else {
             return Ok(());
         };
-        let Ok(bytes) = postcard::to_stdvec(&(&vm, self.root.guest_access(vm.pid))) else { return Ok(()) };
+        let Ok(bytes) = postcard::to_stdvec(&(&vm, &vm.given, self.root.guest_access(vm.pid))) else {
+            return Ok(());
+        };
         if bytes.len() <= LONGEST {
             let descriptors = [file.as_raw_fd()];
             let rights = [ControlMessage::ScmRights(&descriptors)];

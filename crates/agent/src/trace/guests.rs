@@ -92,6 +92,8 @@ struct Guest {
     pid: u32,
     name: String,
     access: GuestAccess,
+    /// It has been given NICs whose packets only the guest sees.
+    given: bool,
     vsock_port: u32,
     /// If it is asked over TCP.
     tcp: Option<TcpGuest>,
@@ -141,8 +143,7 @@ impl From<teiji_model::guest::Error> for Leave {
 
 impl Guests {
     pub(super) fn new(watch: &Watch, ask: AskGuests) -> Guests {
-        // A guest matches no requests: it need not know all ways to do so that this host does.
-        let watch = Watch { matching: Matching::None, ..watch.clone() };
+        let watch = watch.clone();
         Guests { watch, ask, first: tsc::read(), streams: 0, guests: Vec::new(), next: 0 }
     }
 
@@ -151,6 +152,7 @@ impl Guests {
         if let Some(known) = self.guests.iter_mut().find(|guest| guest.pid == vm.pid) {
             // The offset of the TSC is known once KVM has made the vCPUs.
             known.access = access;
+            known.given = !vm.given.is_empty();
             return;
         }
         // An address is that of one VM: of a second one with the same name it is not known whose it is.
@@ -161,6 +163,7 @@ impl Guests {
             pid: vm.pid,
             name: vm.name.clone(),
             access,
+            given: !vm.given.is_empty(),
             vsock_port: self.ask.vsock_port,
             tcp,
             state: State::Trying(now),
@@ -355,7 +358,11 @@ impl Guest {
     ) -> Result<State, Leave> {
         // The host's packets have prints before the guest's are reported.
         news(News::Secret(self.pid, Some(connection.secret.clone())));
-        let hello = Hello { version: VERSION, secret: *connection.secret, watch: watch.clone() };
+        // It has to match requests only if this host does not see them: it need not know all ways to do so that this host does.
+        let matching = watch.matching;
+        let matching = if self.given && matching == Matching::Echo { matching } else { Matching::None };
+        let watch = Watch { matching, ..watch.clone() };
+        let hello = Hello { version: VERSION, secret: *connection.secret, watch };
         connection.send(&ToGuest::Hello(Box::new(hello)))?;
         Ok(State::Asked(connection, Instant::now()))
     }
@@ -407,7 +414,9 @@ impl Guest {
                 }
                 self.tell_unused(news);
             }
-            ToHost::Events(events) => {
+            ToHost::Events(mut events) => {
+                // A recording has these in frames of their own.
+                events.sort_by_key(|e| matches!(e.kind, teiji_model::guest::EventKind::Matched(_)));
                 let mut refused = false;
                 for e in events {
                     let (ts, cpu) = (e.ts, e.cpu.min(MAX_CPUS - 1));

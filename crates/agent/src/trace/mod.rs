@@ -17,6 +17,7 @@
 //! One thread owns everything. Memory is bounded: the ring buffer, the analyzer's windows and tables.
 mod follower;
 mod following;
+mod given;
 mod guest_address;
 mod guest_clock;
 mod guests;
@@ -30,6 +31,7 @@ use crate::output::{Output, Rights};
 use crate::poll_interval::PollInterval;
 use crate::recorder::Recorder;
 use follower::Follower;
+use given::GivenIrqs;
 use guests::{Guests, News};
 use nix::time::{ClockId, clock_gettime};
 use session::{Session, ThreadNames};
@@ -46,11 +48,11 @@ use teiji_bpf::path_trace::{Counts, EventWithPayload, Setup, Tracer};
 use teiji_host::{NicCounters, Root, kernel, privilege};
 use teiji_model::event::{Event, EventKind, Lost};
 use teiji_model::flow::Watch;
-use teiji_model::host::Vm;
+use teiji_model::host::{DataPlane, Nic, Vm};
 use teiji_model::recording::Reader;
 use teiji_model::report::{Counters, Joined, Meta, Report};
 use teiji_model::snapshot::Snapshot;
-use teiji_model::stream::{Change, StreamId};
+use teiji_model::stream::{Change, Changed, StreamId};
 use vms::{WatchedVms, come, end, next_found};
 
 /// How often the VMs are checked to be still there, and progress is reported.
@@ -187,8 +189,11 @@ pub fn run(
     snapshot: &mut dyn FnMut(&Snapshot),
     joined: &mut dyn FnMut(&Joined),
 ) -> Result<TraceOutcome, Error> {
-    if spec.vms.iter().flat_map(|v| &v.nics).all(|nic| nic.ifindex == 0) {
-        return Err(Error::NoVm("none of them has a tap in this network namespace".into()));
+    let seen = |nic: &Nic| nic.ifindex != 0 || nic.data_plane == DataPlane::Passthrough;
+    if !spec.vms.iter().flat_map(|v| &v.nics).any(seen) {
+        return Err(Error::NoVm(
+            "none of them has a tap in this network namespace, or a NIC of the host".into(),
+        ));
     }
     let unwritten = |source| Error::Record { path: spec.record.clone().unwrap_or_default(), source };
     // Before the probes are attached: the process that gives the file its name must not inherit them.
@@ -234,11 +239,16 @@ pub fn run(
         record_path: spec.record.clone(),
         sip_key: seed,
         names: ThreadNames::default(),
+        given: GivenIrqs::default(),
         drop_reasons: BTreeSet::new(),
         events: 0,
         complete: 0,
         joined,
     };
+    for vm in spec.vms.iter().filter(|vm| !vm.given.is_empty()) {
+        let what = Changed::Given { pid: vm.pid, nics: vm.given.clone() };
+        session.change(Change { ts: meta.started, what });
+    }
     let mut counters = Counters::default();
     let (mut looked, mut synced, mut snapped) = (begun, begun, begun);
     let mut last_left = None;
@@ -487,6 +497,7 @@ mod tests {
             record_path: None,
             sip_key: 0,
             names: ThreadNames::default(),
+            given: GivenIrqs::default(),
             drop_reasons: BTreeSet::new(),
             events: 0,
             complete: 0,

@@ -1,5 +1,6 @@
 //! What becomes of the events of a live trace: completed by what user space knows, recorded, and analysed.
 
+use super::given::GivenIrqs;
 use super::{Error, MAX_DROP_NAMES, Progress, TraceOutcome};
 use crate::recorder::Recorder;
 use std::collections::{BTreeSet, HashMap};
@@ -12,7 +13,7 @@ use teiji_host::{NicCounters, kernel};
 use teiji_model::event::{DropName, Event, EventKind, Packet, Start, ThreadName, Waker, padded};
 use teiji_model::report::{Counters, Joined};
 use teiji_model::snapshot::Snapshot;
-use teiji_model::stream::{Change, StreamId};
+use teiji_model::stream::{Change, Changed, StreamId};
 
 /// Consumes the events of a live trace.
 pub(super) struct Session<'a> {
@@ -24,6 +25,7 @@ pub(super) struct Session<'a> {
     pub(super) record_path: Option<PathBuf>,
     pub(super) sip_key: u64,
     pub(super) names: ThreadNames,
+    pub(super) given: GivenIrqs,
     /// Reasons for which the kernel has dropped packets.
     pub(super) drop_reasons: BTreeSet<u32>,
     pub(super) events: u64,
@@ -46,6 +48,7 @@ impl Session<'_> {
                     self.drop_reasons.insert(dropped.why);
                 }
             }
+            EventKind::DeviceInterrupt(i) if !self.given.has(item.event.ts, i) => return,
             _ => {}
         }
         // The thread that it refers to by id.
@@ -111,6 +114,13 @@ impl Session<'_> {
             && let Err(source) = recorder.change(&change)
         {
             self.give_up_recording(source);
+        }
+        match &change.what {
+            Changed::Given { pid, nics } => {
+                self.given.set(*pid, nics.iter().map(|nic| nic.address.clone()).collect());
+            }
+            Changed::Ended { pid } => self.given.set(*pid, Vec::new()),
+            Changed::Vm(_) | Changed::Clock { .. } => {}
         }
         self.analyzer.change(change);
     }

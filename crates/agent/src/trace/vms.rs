@@ -10,6 +10,9 @@ use teiji_model::host::Vm;
 use teiji_model::report::Counters;
 use teiji_model::stream::{Change, Changed};
 
+/// The kernel's function that handles interrupts of devices that were given to VMs.
+const DEVICE_INTERRUPTS: &str = "vfio_msihandler";
+
 /// The next VM that has come or changed, if there is one now. Without the process that finds them, the trace goes on with
 /// the VMs that it has.
 pub(super) fn next_found(follower: &mut Option<Follower>) -> Option<Found> {
@@ -46,13 +49,25 @@ pub(super) fn come(
             return;
         }
     }
+    let had_given = alive.has_given(vm.pid);
     let how = if alive.add(&vm, process) { "from now on" } else { "as it is now" };
     let (nics, vcpus) = (vm.nics.len(), vm.vcpus.len());
     tracing::info!("VM {:?} (pid {}) is followed with NICs: {nics}, vCPUs: {vcpus}, {how}", vm.name, vm.pid);
     if let Some(guests) = guests {
         guests.add(&vm, access);
     }
+    if !vm.given.is_empty() && !tracer.is_probed(DEVICE_INTERRUPTS) {
+        tracing::warn!(
+            "interrupts of the NICs that VM {:?} was given are not seen: {DEVICE_INTERRUPTS} was not there when the trace began; \
+             modprobe vfio_pci, and trace again",
+            vm.name
+        );
+    }
+    let (pid, nics) = (vm.pid, vm.given.clone());
     session.change(Change { ts, what: Changed::Vm(Box::new(vm)) });
+    if had_given || !nics.is_empty() {
+        session.change(Change { ts, what: Changed::Given { pid, nics } });
+    }
 }
 
 /// The kernel half, or a note of it in tests.
@@ -134,6 +149,11 @@ impl WatchedVms {
             }
             there
         });
+    }
+
+    /// Whether a VM has NICs of the host.
+    fn has_given(&self, pid: u32) -> bool {
+        self.watched.iter().any(|(vm, _)| vm.pid == pid && !vm.given.is_empty())
     }
 
     /// Adds a VM, or has it as it is now; returns whether it is new.

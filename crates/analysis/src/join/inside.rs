@@ -88,6 +88,11 @@ pub(super) struct Guest {
 }
 
 impl Guest {
+    /// By how much its clock may be wrong, ns.
+    pub(super) fn error(&self) -> u64 {
+        self.error
+    }
+
     /// The name of one of its threads, empty if it is not known.
     pub(super) fn thread_name(&self, tid: u32) -> String {
         self.threads.get(&tid).map(|(_, comm)| event::name(comm)).unwrap_or_default()
@@ -228,6 +233,8 @@ impl InsideTable {
             | EventKind::Read { print, .. }
             | EventKind::Sent { print, .. }
             | EventKind::Handed { print } => *print,
+            // See `receive`.
+            EventKind::Matched(_) => return,
         };
         if guest.packets.get_mut(&print).is_none() {
             guest.packets.insert(print, GuestPacket::default(), now);
@@ -257,6 +264,26 @@ impl InsideTable {
         }
     }
 
+    /// A guest has received a packet by a NIC that it was given: of an earlier one with this print nothing more is reported.
+    pub(super) fn receive(&mut self, now: u64, pid: u32, cpu: u16, print: u64) {
+        if let Some(guest) = self.guest(pid) {
+            let fresh = GuestPacket { received: now, received_on: cpu, ..GuestPacket::default() };
+            guest.packets.insert(print, fresh, now);
+        }
+    }
+
+    /// What is reported of a packet with this print from now on is of another one.
+    pub(super) fn forget_packet(&mut self, pid: u32, print: u64) {
+        if let Some(guest) = self.guest(pid) {
+            guest.packets.remove(&print);
+        }
+    }
+
+    /// Whether reports of a guest of that time are missing.
+    pub(super) fn is_missing(&self, pid: u32, since: u64, until: u64) -> bool {
+        self.latest(pid).is_some_and(|guest| guest.lost.touches(since, until))
+    }
+
     /// Whether a guest has sent the packet with this fingerprint only after `kick`: then that kick was for an earlier one.
     pub(super) fn sent_after(&mut self, pid: u32, fingerprint: u64, kick: u64) -> bool {
         let Some(print) = self.prints.get(&fingerprint).copied() else { return false };
@@ -278,12 +305,26 @@ impl InsideTable {
         of_vm.max_by_key(|(stream, _)| **stream).map(|(_, guest)| guest)
     }
 
+    /// The process id of the VM whose guest's stream this is.
+    pub(super) fn pid_of(&self, stream: StreamId) -> Option<u32> {
+        self.guests.get(&stream).map(|guest| guest.pid)
+    }
+
     /// Divides the time of a request in the guest.
     pub(super) fn divide(&mut self, stay: &Stay) -> Division {
+        let [request, response] = stay.fingerprints.map(|fingerprint| self.prints.get(&fingerprint).copied());
+        self.divide_prints(stay, request, response)
+    }
+
+    /// The same of a request with these prints, whatever its fingerprints are.
+    pub(super) fn divide_prints(
+        &mut self,
+        stay: &Stay,
+        request: Option<u64>,
+        response: Option<u64>,
+    ) -> Division {
         let Stay { entered, left, .. } = *stay;
-        let prints = stay.fingerprints.map(|fingerprint| self.prints.get(&fingerprint).copied());
         let Some(guest) = self.guest(stay.pid) else { return Division::NotReported };
-        let [request, response] = prints;
         let request = request.and_then(|print| guest.take(print, stay.earlier_alike));
         let response = response.and_then(|print| guest.packets.remove(&print));
         let (Some(request), Some(response)) = (request, response) else { return Division::Incomplete };

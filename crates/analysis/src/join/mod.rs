@@ -20,6 +20,7 @@
 //! | [`outbound`] | fingerprint |
 //! | [`request`] | key, within a VM |
 //! | [`outgoing`] | key, within a VM: requests of the guest's own |
+//! | [`passthrough`] | vCPU and time, then print and key within a VM: requests by NICs that were given to VMs |
 //! | [`recent`] | nothing: it keeps keys, and who sends their requests |
 //! | [`connections`] | sequence numbers of TCP: it says which segments begin a request or an answer |
 //! | [`inside`] | print, within a VM: what its guest reports |
@@ -50,6 +51,7 @@ mod inbound;
 mod inside;
 mod outbound;
 mod outgoing;
+mod passthrough;
 mod recent;
 mod request;
 mod starts;
@@ -70,7 +72,8 @@ use teiji_model::event::{
     Event, EventKind, GuestEntry, Interrupt, Kick, Packet, Point, Start, ThreadName, VcpuState, Waker,
 };
 use teiji_model::flow::Direction;
-use teiji_model::host::{DataPlane, Vm};
+use teiji_model::guest;
+use teiji_model::host::{DataPlane, GivenNic, Vm};
 use teiji_model::report::{Joined, Meta, Reason};
 use teiji_model::stream::StreamId;
 pub(crate) use timeline::RequestStarts;
@@ -217,6 +220,7 @@ pub(crate) struct Joiner {
     inbound: inbound::Inbound,
     outbound: outbound::Outbound,
     requests: request::RequestTable,
+    pub(crate) passthrough: passthrough::PassthroughTable,
     hasher: Seeded,
     /// The time of the last event.
     now: u64,
@@ -257,6 +261,7 @@ impl Joiner {
                 options.timelines,
                 outgoing,
             ),
+            passthrough: passthrough::PassthroughTable::new(hasher, ttl, options.passthrough),
             common,
             hasher,
             now: 0,
@@ -276,6 +281,11 @@ impl Joiner {
     /// The VM with this index of `Meta::vms` has other taps from now on.
     pub(crate) fn set_vm(&mut self, vm: usize, v: &Vm) {
         self.common.set_taps(vm as u32, v);
+    }
+
+    /// The VM with this index of `Meta::vms` was given these NICs, and no others.
+    pub(crate) fn set_given(&mut self, vm: usize, pid: u32, nics: &[GivenNic]) {
+        self.passthrough.set(pid, vm as u32, nics, &mut self.common);
     }
 
     /// Keeps the statistics of a VM that has ended in little memory.
@@ -298,10 +308,21 @@ impl Joiner {
         self.requests.inside.forget(stream);
     }
 
+    /// A VM has ended, and with it its NICs. Comes before [`Joiner::forget_guest`].
+    pub(crate) fn forget_given(&mut self, pid: u32) {
+        self.passthrough.forget(pid, &self.requests.inside, &mut self.common);
+    }
+
     /// A guest's event, with its time on the host's clock. It changes nothing of what the host saw.
     pub(crate) fn of_guest(&mut self, event: &Event) {
         if let EventKind::Guest(kind) = &event.kind {
-            self.requests.inside.report(event.ts, event.stream, event.cpu, kind);
+            let inside = &mut self.requests.inside;
+            inside.report(event.ts, event.stream, event.cpu, kind);
+            if let guest::EventKind::Matched(m) = kind
+                && let Some(pid) = inside.pid_of(event.stream)
+            {
+                self.passthrough.matched(event.ts, pid, event.cpu, m, inside, &mut self.common);
+            }
         }
     }
 
@@ -375,6 +396,7 @@ impl Joiner {
             }
             EventKind::GuestEntry(e) => {
                 requests.vcpu(now, &e.into(), true);
+                self.passthrough.guest_entry(now, e, c);
                 self.inbound.guest_entry(now, e, c, requests);
             }
             EventKind::Kick(k) => {
@@ -405,6 +427,7 @@ impl Joiner {
             EventKind::Print(print) => requests.inside.print(now, print),
             EventKind::VcpuState(state) => requests.vcpu(now, state, true),
             EventKind::Start(start) => requests.start(now, start),
+            EventKind::DeviceInterrupt(i) => self.passthrough.interrupt(now, i, c),
             EventKind::DropName(_) | EventKind::NicLoss(_) | EventKind::Lost(_) | EventKind::Guest(_) => {}
         }
     }
@@ -416,6 +439,7 @@ impl Joiner {
         self.inbound.expire(now, c, requests);
         self.outbound.expire(now, c, requests, sink);
         requests.expire(now, c);
+        self.passthrough.expire(now, &requests.inside, c);
         requests.expire_inside(now);
     }
 
@@ -425,6 +449,7 @@ impl Joiner {
         c.ended = Some(ended.max(self.now));
         self.outbound.finish(c, requests, sink);
         self.inbound.finish(c, requests);
+        self.passthrough.finish(&requests.inside, c);
         requests.finish(c);
     }
 }

@@ -28,7 +28,7 @@
 use super::connections::NoAnswer;
 use super::delivery::InboundPacket;
 use super::outbound::OutboundPacket;
-use super::recent::RecentKeys;
+use super::recent::{MAX_RECENT, RecentKeys};
 use super::request::RequestTable;
 use super::{Common, Exclusion, STUCK, Validity};
 use crate::expiring::{EntryId, ExpiringSlab};
@@ -116,7 +116,7 @@ impl OutgoingTable {
             both_ways,
             index: Map::with_hasher(hasher),
             open: ExpiringSlab::new(MAX_OPEN),
-            answered: RecentKeys::new(hasher, ttl),
+            answered: RecentKeys::new(hasher, ttl, MAX_RECENT),
         }
     }
 

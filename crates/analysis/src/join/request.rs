@@ -34,7 +34,7 @@ use super::group::Groups;
 use super::inside::{Division, InsideTable, Stay};
 use super::outbound::OutboundPacket;
 use super::outgoing::OutgoingTable;
-use super::recent::RecentKeys;
+use super::recent::{MAX_RECENT, RecentKeys};
 use super::timeline::{RequestStarts, Way};
 use super::{Common, Exclusion, STUCK, Sink, Validity, waterfall};
 use crate::expiring::{EntryId, ExpiringSlab};
@@ -130,7 +130,7 @@ impl RequestTable {
             index: Map::with_hasher(hasher),
             open: ExpiringSlab::new(MAX_OPEN),
             followed_copies: 0,
-            recent: RecentKeys::new(hasher, ttl),
+            recent: RecentKeys::new(hasher, ttl, MAX_RECENT),
             outgoing,
             groups: Groups::new(hasher),
             connections: Connections::new(hasher),

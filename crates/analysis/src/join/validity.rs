@@ -40,6 +40,7 @@ impl Exclusion {
             | Reason::FewerReports
             | Reason::OtherCopy
             | Reason::SegmentMissing
+            | Reason::InterruptUnknown
             | Reason::OutOfOrder => true,
             // These were seen, are certain by themselves, or are due to lack of room.
             Reason::DroppedIn
@@ -52,6 +53,7 @@ impl Exclusion {
             | Reason::Closed
             | Reason::TooManyTaps
             | Reason::EventsLost
+            | Reason::ReportMissing
             | Reason::Evicted
             | Reason::TraceEnded => false,
         };

@@ -29,6 +29,11 @@ static u8 test_context SEC(".bss.test");
 #include "threads.bpf.h"
 #include "serving.bpf.h"
 #include "signals.bpf.h"
+/* the task that a test says, and what is of each CPU is of all */
+static u64 test_task SEC(".bss.test");
+#define bpf_get_current_task() test_task
+#define BPF_MAP_TYPE_PERCPU_ARRAY BPF_MAP_TYPE_ARRAY
+#include "devices.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -176,7 +181,11 @@ enum happening {
 	SIGNALS_SENT_FRAMES,
 	BEGINS_ROUND,
 	ENTRY_TIME,
-	BEGINS_FIRST_ROUND
+	BEGINS_FIRST_ROUND,
+	DEVICE_IRQ_BEGINS,
+	DEVICE_IRQ_ENDS,
+	DEVICE_INTERRUPTS_VM,
+	DEVICE_INTERRUPT_ACCEPTED
 };
 
 /* What happens to a thread, or is asked about it. */
@@ -188,7 +197,9 @@ struct event {
 	/*
 	 * PREEMPTED, WENT_TO_SLEEP, BLOCKED: the thread that gets the CPU
 	 * WAKING: the context
-	 * ACCEPTED: the vCPU
+	 * ACCEPTED, DEVICE_INTERRUPT_ACCEPTED: the vCPU
+	 * DEVICE_IRQ_BEGINS: the host's number of the interrupt
+	 * DEVICE_INTERRUPTS_VM: the VM
 	 * TAKES, SENDS, SIGNALS_SENT_FRAMES, BEGINS_ROUND, BEGINS_FIRST_ROUND: how many buffers the
 	 *   worker has written by then
 	 * ENTRY_TIME: how much later the interrupt was accepted than the time of the entry was read, ns
@@ -225,6 +236,26 @@ int happen(struct __sk_buff *skb)
 	case MIGRATED:
 		migrated(e.thread, e.cpu);
 		return 0;
+	case DEVICE_IRQ_BEGINS:
+		test_task = e.thread;
+		device_irq_begins(e.arg);
+		return 0;
+	case DEVICE_IRQ_ENDS:
+		test_task = e.thread;
+		device_irq_ends();
+		return 0;
+	case DEVICE_INTERRUPTS_VM: {
+		struct device_irq *d;
+
+		test_task = e.thread;
+		d = handled_here();
+		if (d)
+			device_interrupts_vm(d, e.arg);
+		return !!d;
+	}
+	case DEVICE_INTERRUPT_ACCEPTED: /* with vector 38 */
+		test_task = e.thread;
+		return device_interrupt_accepted(e.arg, 38);
 	}
 	c = clock_of(e.thread);
 	if (!c)

@@ -1,6 +1,7 @@
 //! Compares the kernel's filter with its reference, [`Flow::matches`], and its hashes with theirs, on generated frames.
 //! Needs root, as loading programs does.
 
+mod devices;
 mod dns;
 mod hash;
 mod key;

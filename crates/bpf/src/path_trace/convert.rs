@@ -2,8 +2,8 @@
 use super::EventWithPayload;
 use super::types::{self, actor, delivery, point, record_type, role, thread_state, unknown, wake_context};
 use teiji_model::event::{
-    Delivery, Dropped, Event, EventKind, GroupRole, GuestEntry, Interrupt, Kick, Match, Packet, Point, Print,
-    Role, Segment, Start, VcpuState, Waker, padded,
+    Delivery, DeviceInterrupt, Dropped, Event, EventKind, GroupRole, GuestEntry, Interrupt, Kick, Match,
+    Packet, Point, Print, Role, Segment, Start, VcpuState, Waker, padded,
 };
 use teiji_model::stage::{Split, ThreadState};
 use teiji_model::stream::StreamId;
@@ -31,12 +31,7 @@ pub(super) fn item(bytes: &[u8]) -> Option<EventWithPayload> {
                 signalled: r.signalled,
                 ifindex: head.ifindex,
                 tid: r.tid,
-                delivery: match delivery(head.sub.into()) {
-                    delivery::DELIVERY_ACCEPTED => Delivery::Accepted,
-                    delivery::DELIVERY_POSTED => Delivery::Posted,
-                    delivery::DELIVERY_SUPPRESSED => Delivery::Suppressed,
-                    _ => Delivery::Unknown,
-                },
+                delivery: outcome(head.sub),
                 vm: r.vm,
                 vcpu: r.vcpu,
                 index: known(r.index),
@@ -117,6 +112,18 @@ pub(super) fn item(bytes: &[u8]) -> Option<EventWithPayload> {
                 nth: r.nth,
             })
         }
+        record_type::REC_DEVICE_IRQ => {
+            let r: types::rec_device_irq = read(bytes)?;
+            EventKind::DeviceInterrupt(DeviceInterrupt {
+                began: r.began,
+                irq: head.ifindex,
+                delivery: outcome(head.sub),
+                vm: r.vm,
+                vcpu: r.vcpu,
+                vector: r.vector,
+                by_hardware: r.by_hardware != 0,
+            })
+        }
         _ => return None,
     };
     Some(EventWithPayload {
@@ -158,6 +165,15 @@ fn tap(r: &types::rec_tap) -> Option<Packet> {
         preempted_by: r.preempted_by,
         ..packet(&r.packet)?
     })
+}
+
+fn outcome(sub: u8) -> Delivery {
+    match delivery(sub.into()) {
+        delivery::DELIVERY_ACCEPTED => Delivery::Accepted,
+        delivery::DELIVERY_POSTED => Delivery::Posted,
+        delivery::DELIVERY_SUPPRESSED => Delivery::Suppressed,
+        _ => Delivery::Unknown,
+    }
 }
 
 /// A number of 16 bits; one value stands for none.
@@ -257,7 +273,7 @@ mod tests {
     #[test]
     fn short_and_strange_records_are_none() {
         for n in 0..size_of::<types::rec_sip>() {
-            for t in 0..=10u8 {
+            for t in 0..=11u8 {
                 let mut bytes = vec![0xff; n];
                 if n > 11 {
                     bytes[10] = t;

@@ -95,8 +95,17 @@ static __always_inline void thread_of_vmm_signals(struct clock *c, struct kvm *k
 SEC("fentry/kvm_arch_set_irq_inatomic")
 int BPF_PROG(on_irqfd, struct kvm_kernel_irq_routing_entry *entry, struct kvm *kvm)
 {
-	struct clock *c = clock_of(current_tid());
+	struct clock *c;
 
+	if (followed.devices) {
+		struct device_irq *d = handled_here();
+
+		if (d) {
+			device_interrupts_vm(d, READ(kvm, userspace_pid));
+			return 0;
+		}
+	}
+	c = clock_of(current_tid());
 	if (!c || interrupted())
 		return 0;
 	if (c->reads)
@@ -107,11 +116,28 @@ int BPF_PROG(on_irqfd, struct kvm_kernel_irq_routing_entry *entry, struct kvm *k
 	return 0;
 }
 
+SEC("fentry/vfio_msihandler")
+int BPF_PROG(on_device_irq, int irq)
+{
+	device_irq_begins(irq);
+	return 0;
+}
+
+SEC("fexit/vfio_msihandler")
+int BPF_PROG(on_device_irq_done)
+{
+	device_irq_ends();
+	return 0;
+}
+
 SEC("tp_btf/kvm_apic_accept_irq")
 int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 vector)
 {
-	struct clock *worker = clock_of(current_tid());
+	struct clock *worker;
 
+	if (followed.devices && device_interrupt_accepted(apicid, vector))
+		return 0;
+	worker = clock_of(current_tid());
 	if (worker)
 		interrupt_accepted(worker, apicid, vector);
 	return 0;

@@ -40,6 +40,7 @@ enum record_type {
 	REC_PRINT,
 	REC_STATE,
 	REC_START,
+	REC_DEVICE_IRQ,
 };
 
 /* The order is that of model::event::Point. */
@@ -117,13 +118,14 @@ enum counter {
 
 /* What a number may identify: see struct followed. */
 enum hint {
-	HINT_TAP = 1,	  /* traced, by ifindex */
-	HINT_VM = 2,	  /* traced, by process id */
-	HINT_MAC = 4,	  /* a traced guest's, by the last two bytes */
-	HINT_GUEST = 8,	  /* a tap whose guest reports events itself, by ifindex */
-	HINT_STATES = 16, /* a VM whose guest does, by process id: the states of its vCPUs are told, and when
-			     these and its vhost workers get a CPU */
-	HINT_SERVED = 32, /* a VM whose VMM serves a tap itself (vhost=off), by process id */
+	HINT_TAP = 1,	   /* traced, by ifindex */
+	HINT_VM = 2,	   /* traced, by process id */
+	HINT_MAC = 4,	   /* a traced guest's, by the last two bytes */
+	HINT_GUEST = 8,	   /* a tap whose guest reports events itself, by ifindex */
+	HINT_STATES = 16,  /* a VM whose guest does, by process id: the states of its vCPUs are told, and when
+			      these and its vhost workers get a CPU */
+	HINT_SERVED = 32,  /* a VM whose VMM serves a tap itself (vhost=off), by process id */
+	HINT_DEVICES = 64, /* a VM that has been given NICs of the host (VFIO), by process id */
 };
 
 #define DROP_LOCATION 64 /* bytes of the name of the function that dropped a packet */
@@ -193,6 +195,17 @@ struct rec_irq {
 	__u8 vector;
 	__u8 state;
 	__u64 clock[STATES];
+};
+
+/* In head.ifindex is the host's number of the interrupt, in head.sub an enum delivery. */
+struct rec_device_irq {
+	struct rec_head head;
+	__u64 began;
+	__u32 vm;
+	__u32 vcpu; /* KVM's number */
+	__u8 vector;
+	__u8 by_hardware;
+	__u8 pad[6];
 };
 
 struct rec_entry {

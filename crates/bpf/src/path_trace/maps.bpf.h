@@ -15,6 +15,7 @@ struct {
 	struct rec_tap tap;
 	struct rec_sip sip;
 	struct rec_irq irq;
+	struct rec_device_irq device_irq;
 	struct rec_entry entry;
 	struct rec_kick kick;
 	struct rec_drop drop;
@@ -218,7 +219,8 @@ struct followed {
 	u8 by_mac;    /* packets off the taps are the guest's by MAC address; else by flow alone */
 	u8 macvtaps;  /* some of the traced taps are macvtaps */
 	u8 reporting; /* of `ends` */
-	u8 pad[5];
+	u8 devices;   /* some of the traced VMs have been given NICs of the host */
+	u8 pad[4];
 	struct tcp_end ends[MAX_REPORTING]; /* on which guests report over TCP */
 	u8 hints[LOOKUP_SLOTS]; /* at a number modulo LOOKUP_SLOTS: enum hint, or-ed, of all that have it */
 } followed SEC(".bss.followed");

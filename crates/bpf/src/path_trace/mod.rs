@@ -386,6 +386,7 @@ impl Tracer {
         batch.sort_by_key(|e| match e.event.kind {
             EventKind::VcpuState(_) => 1,
             EventKind::Start(_) => 2,
+            EventKind::DeviceInterrupt(_) => 3,
             _ => 0,
         });
         batch.iter_mut().for_each(each);
@@ -407,6 +408,11 @@ impl Tracer {
                 return Ok(total);
             }
         }
+    }
+
+    /// Whether the kernel's function with this name is probed.
+    pub fn is_probed(&self, target: &str) -> bool {
+        self.hooks.iter().any(|hook| hook.target == target && hook.found.is_some())
     }
 
     /// The kernel's name for a reason to drop packets.

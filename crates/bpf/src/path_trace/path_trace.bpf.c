@@ -23,6 +23,7 @@
  *   net_dev_queue, qdisc_dequeue, dev_hard_start_xmit               DEV_QUEUE, QDISC_DEQUEUE, DEV_XMIT
  *   tun_chr_read_iter, kvm_send_userspace_msi, tun_chr_write_iter, ioeventfd_write
  *                                   the same, of taps that the VMM serves itself: see vmm.bpf.h
+ *   vfio_msihandler                 a device that was given to a VM interrupts it: see devices.bpf.h
  *   tap_handle_frame, tap_recvmsg, tap_sendmsg
  *                                   the same, of macvtaps: see macvtap.bpf.h
  *   kfree_skb                       dropped by the kernel, anywhere DROP
@@ -80,6 +81,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #include "threads.bpf.h"
 #include "serving.bpf.h"
 #include "signals.bpf.h"
+#include "devices.bpf.h"
 #include "interrupts.bpf.h"
 #include "drops.bpf.h"
 #include "prints.bpf.h"

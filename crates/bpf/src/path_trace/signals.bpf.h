@@ -293,6 +293,19 @@ static __always_inline bool delivered_by_hardware(const struct clock *vcpu)
 	return apic && READ(apic, apicv_active);
 }
 
+/* A vCPU has accepted an interrupt, whose entry is to be told. */
+static __always_inline void note_accepted(const struct vcpu_key *target, u8 vector, u64 now)
+{
+	struct vector_key key = {.vm = target->vm, .vcpu = target->vcpu, .vector = vector};
+	u64 *at = bpf_map_lookup_elem(&accepted, &key);
+
+	/* in place: to replace an entry takes another one, and locks */
+	if (at)
+		__sync_lock_test_and_set(at, now);
+	else
+		bpf_map_update_elem(&accepted, &key, &now, BPF_ANY);
+}
+
 /*
  * A vCPU has accepted an interrupt, in the context of the worker. A host interrupt may come in between, and
  * send a guest another one.
@@ -339,14 +352,7 @@ static __always_inline void interrupt_accepted(struct clock *worker, u32 apicid,
 			cancel_request(c, now, before);
 		}
 	} else {
-		struct vector_key key = {.vm = target.vm, .vcpu = target.vcpu, .vector = vector};
-		u64 *at = bpf_map_lookup_elem(&accepted, &key);
-
-		/* in place: to replace an entry takes another one, and locks */
-		if (at)
-			__sync_lock_test_and_set(at, now);
-		else
-			bpf_map_update_elem(&accepted, &key, &now, BPF_ANY);
+		note_accepted(&target, vector, now);
 	}
 
 	r = reserve_irq(worker, now, delivery, worker->signal.begun);

@@ -138,6 +138,9 @@ impl Targets {
         if vm.nics.iter().any(|nic| nic.data_plane == DataPlane::Userspace) {
             self.hint(vm.pid, hint::HINT_SERVED);
         }
+        if !vm.given.is_empty() {
+            self.hint(vm.pid, hint::HINT_DEVICES);
+        }
         for vcpu in &vm.vcpus {
             if let Some(id) = vcpu.kvm_id {
                 let key = types::vcpu_key { vm: vm.pid, vcpu: id };
@@ -256,6 +259,7 @@ impl Targets {
         self.followed.by_mac = by_mac(self.now.values()).into();
         self.followed.macvtaps =
             self.now.values().flat_map(|vm| &vm.nics).any(|nic| nic.data_plane.is_macvtap()).into();
+        self.followed.devices = self.now.values().any(|vm| !vm.given.is_empty()).into();
         put(&self.place, "followed", &0u32.to_ne_bytes(), bytes_of(self.followed.as_ref()))
     }
 }

@@ -89,6 +89,7 @@ pub fn blamed(name: &str, pid: u32, stage: Stage, state: Option<ThreadState>) ->
         groups: None,
         connections: None,
         outgoing: None,
+        passthrough: None,
         inbound: DirectionReport::default(),
         outbound: DirectionReport::default(),
         depth: None,

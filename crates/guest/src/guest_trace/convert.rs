@@ -1,6 +1,7 @@
 //! Records of the kernel half as events.
 use super::types::{self, guest_record_type as record};
-use teiji_model::guest::{Event, EventKind};
+use teiji_model::event::Role;
+use teiji_model::guest::{Event, EventKind, Matched};
 
 /// A record as an event; `None` if this version does not know its type.
 ///
@@ -47,6 +48,29 @@ pub(super) fn event(bytes: &[u8]) -> Option<Event> {
                 started,
             }
         }
+        record::GUEST_MATCHED => {
+            let r: types::guest_matched = read(bytes)?;
+            let sent = r.sent != 0;
+            let interrupted = if sent { 0 } else { not_later(r.interrupted) };
+            let previous = r.previous.min(interrupted);
+            let role = match types::role(r.role.into()) {
+                types::role::ROLE_EITHER => Role::Either,
+                types::role::ROLE_REQUEST => Role::Request,
+                types::role::ROLE_FINAL => Role::Final,
+                _ => return None,
+            };
+            EventKind::Matched(Matched {
+                print,
+                key: r.key,
+                role,
+                sent,
+                interrupted,
+                previous,
+                own: interrupted != 0 && r.own != 0,
+                vendor: r.vendor,
+                device: r.device,
+            })
+        }
         _ => return None,
     };
     Some(Event { ts: head.ts, cpu: head.cpu, kind })
@@ -71,7 +95,7 @@ mod tests {
     proptest! {
         /// Whatever is in the buffer becomes an event that the protocol takes, or none.
         #[test]
-        fn every_event_can_be_sent(mut bytes in prop::collection::vec(any::<u8>(), 0..100), kind in 0u8..8) {
+        fn every_event_can_be_sent(mut bytes in prop::collection::vec(any::<u8>(), 0..100), kind in 0u8..9) {
             if let Some(at) = bytes.get_mut(18) {
                 *at = kind;
             }

@@ -19,12 +19,13 @@
  *   net_dev_start_xmit                      given to the driver              HANDED
  *   softirq_entry, softirq_exit             whether a thread sends, or a softirq
  *   sched_process_fork                      who created a thread             THREAD
+ *   netif_receive_skb, net_dev_start_xmit   at a PCI device, if asked for    MATCHED
+ *   napi_gro_receive_entry and others       the driver hands a packet over   (was it the interrupt's first)
  *
  * A datagram keeps its address (struct sk_buff) from the moment when it is put on a socket's queue until it
  * is taken off. So its print is kept by that address in between; whatever datagram gets the address next
- * passes
- * __udp_enqueue_schedule_skb first, which replaces or removes the print. Before, the address is no sign: a
- * packet socket (tcpdump) makes the stack go on with a copy. There the print is computed again.
+ * passes __udp_enqueue_schedule_skb first, which replaces or removes the print. Before, the address is no
+ * sign: a packet socket (tcpdump) makes the stack go on with a copy. There the print is computed again.
  *
  * A segment of TCP may be merged with others in its socket's queue, and be read in parts. So of what is in a
  * queue only the first segment is kept of which nothing has been read, by the socket: QUEUED and READ, when
@@ -109,8 +110,11 @@ int BPF_PROG(on_irq_entry)
 {
 	struct cpu *c = this_cpu();
 
-	if (c)
-		c->irq = bpf_ktime_get_ns();
+	if (!c)
+		return 0;
+	c->previous_irq = c->last_irq;
+	c->irq = bpf_ktime_get_ns();
+	c->last_irq = c->irq;
 	return 0;
 }
 
@@ -145,17 +149,144 @@ int BPF_PROG(on_softirq_exit)
 	return 0;
 }
 
+/* A NIC sends an interrupt that is left over no later than this after its driver was polled; ns. */
+#define LEFT_OVER_NS 100000000
+
+/*
+ * Whether the NIC may have an interrupt left over from the last time that its driver was polled: for a packet
+ * that the driver found then, but which was not the cause of its interrupt. The interrupt is sent when the
+ * driver enables it again, and a packet that it finds then may have come after that. One that finds no packet
+ * was left over; then no other is.
+ */
+static __always_inline bool may_be_left_over(const struct interrupt *was, u64 now)
+{
+	bool caused = was->at && !was->in_doubt; /* it was the first packet's */
+
+	if (now > was->last + LEFT_OVER_NS && now > was->at + LEFT_OVER_NS)
+		return false;
+	return was->handed > (caused ? 1 : 0) || (was->in_doubt && !was->at);
+}
+
 /* The driver wants to be polled: in its interrupt, or once more after it has been polled. */
 static __always_inline int scheduled(struct napi_struct *napi)
 {
 	struct cpu *c = this_cpu();
-	struct interrupt i = {.cpu = bpf_get_smp_processor_id()};
+	struct interrupt i = {.cpu = bpf_get_smp_processor_id()}, *was;
 	u32 id = napi->napi_id;
 
 	if (!c || !id)
 		return 0;
 	i.at = c->irq;
+	i.previous = i.at ? c->previous_irq : 0;
+	was = settings.matching != MATCH_NONE ? bpf_map_lookup_elem(&interrupts, &id) : NULL;
+	if (was)
+		i.in_doubt = may_be_left_over(was, i.at ? i.at : bpf_ktime_get_ns());
 	bpf_map_update_elem(&interrupts, &id, &i, BPF_ANY);
+	return 0;
+}
+
+/* The device that a packet passes, if it is one of PCI. */
+static __always_inline struct pci_dev *pci_device(struct sk_buff *skb)
+{
+	struct device *parent = BPF_CORE_READ(skb, dev, dev.parent);
+	const char *name = parent ? BPF_CORE_READ(parent, bus, name) : NULL;
+	char bus[4] = {};
+
+	if (!name || bpf_probe_read_kernel(bus, sizeof(bus), name) || bus[0] != 'p' || bus[1] != 'c' ||
+	    bus[2] != 'i' || bus[3])
+		return NULL;
+	return (void *)parent - bpf_core_field_offset(struct pci_dev, dev);
+}
+
+/* Reports the part in a request of a packet that was reported with the time `now`. */
+static __always_inline void report_part(struct sk_buff *skb, const struct packet *p, u64 now, bool sent,
+					const struct interrupt *i)
+{
+	struct guest_matched *r;
+	struct pci_dev *pci;
+
+	if (settings.matching == MATCH_NONE || p->role == ROLE_NONE)
+		return;
+	pci = pci_device(skb);
+	if (!pci)
+		return;
+	r = reserve(sizeof(*r));
+	if (!r)
+		return;
+	fill_head(&r->head, now, GUEST_MATCHED, p->fingerprint);
+	r->key = p->key;
+	r->interrupted = i ? i->at : 0;
+	r->previous = i ? i->previous : 0;
+	r->own = i && i->at && i->caused_by == (u64)skb;
+	r->vendor = BPF_CORE_READ(pci, vendor);
+	r->device = BPF_CORE_READ(pci, device);
+	r->role = p->role;
+	r->sent = sent;
+	r->pad = 0;
+	submit(r);
+}
+
+/*
+ * The driver hands a packet to the stack, before that merges packets (GRO), or has another CPU handle them
+ * (RPS). Whoever they are for.
+ */
+static __always_inline int handed(struct sk_buff *skb)
+{
+	struct interrupt *i;
+	u32 id;
+
+	if (settings.matching == MATCH_NONE || !bpf_core_field_exists(skb->napi_id))
+		return 0;
+	id = skb->napi_id;
+	i = bpf_map_lookup_elem(&interrupts, &id);
+	if (!i)
+		return 0;
+	if (!i->handed && !i->in_doubt && !i->complete)
+		i->caused_by = (u64)skb;
+	else if (i->caused_by == (u64)skb) /* that one is gone, and this one has its address */
+		i->caused_by = 0;
+	i->handed += 1;
+	i->last = bpf_ktime_get_ns();
+	return 0;
+}
+
+SEC("tp_btf/napi_gro_receive_entry")
+int BPF_PROG(on_gro_receive, struct sk_buff *skb)
+{
+	return handed(skb);
+}
+
+SEC("tp_btf/napi_gro_frags_entry")
+int BPF_PROG(on_gro_frags, struct sk_buff *skb)
+{
+	return handed(skb);
+}
+
+SEC("tp_btf/netif_receive_skb_list_entry")
+int BPF_PROG(on_receive_list, struct sk_buff *skb)
+{
+	return handed(skb);
+}
+
+/* Also called by bridges and the like, for packets that a driver has handed over. */
+SEC("tp_btf/netif_receive_skb_entry")
+int BPF_PROG(on_receive, struct sk_buff *skb)
+{
+	return settings.matching != MATCH_NONE && pci_device(skb) ? handed(skb) : 0;
+}
+
+/* What is found before the driver asks again, a thread that polls the NIC itself has found (busy polling). */
+SEC("fentry/napi_complete_done")
+int BPF_PROG(on_complete, struct napi_struct *napi)
+{
+	u32 id = napi->napi_id;
+	struct interrupt *i;
+
+	if (settings.matching == MATCH_NONE)
+		return 0;
+	i = bpf_map_lookup_elem(&interrupts, &id);
+	if (i)
+		i->complete = 1;
 	return 0;
 }
 
@@ -179,8 +310,11 @@ int BPF_PROG(on_netif_receive_skb, struct sk_buff *skb)
 	/* on another CPU the packet was steered (RPS): the driver may have been interrupted again meanwhile
 	 */
 	i = bpf_map_lookup_elem(&interrupts, &id);
-	r->interrupted = i && i->cpu == bpf_get_smp_processor_id() ? i->at : 0;
+	if (i && i->cpu != bpf_get_smp_processor_id())
+		i = NULL;
+	r->interrupted = i ? i->at : 0;
 	submit(r);
+	report_part(skb, &p, now, false, i);
 	return 0;
 }
 
@@ -413,14 +547,17 @@ int BPF_PROG(on_dev_xmit, struct sk_buff *skb)
 {
 	struct guest_head *r;
 	struct packet p = {};
+	u64 now;
 
 	if (!of_a_wire(skb) || !identify_skb(skb, false, false, &p))
 		return 0;
 	r = reserve(sizeof(*r));
 	if (!r)
 		return 0;
-	fill_head(r, bpf_ktime_get_ns(), GUEST_HANDED, p.fingerprint);
+	now = bpf_ktime_get_ns();
+	fill_head(r, now, GUEST_HANDED, p.fingerprint);
 	submit(r);
+	report_part(skb, &p, now, true, NULL);
 	return 0;
 }
 

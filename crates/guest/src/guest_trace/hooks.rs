@@ -11,8 +11,10 @@ use libbpf_rs::btf::{Btf, ReferencesType};
 use serde::Serialize;
 use std::net::Ipv4Addr;
 use std::path::Path;
-use teiji_model::flow::Watch;
+use teiji_model::flow::{Matching, Watch};
 use teiji_model::guest::{Missing, SECRET_WORDS, Secret};
+
+const OWN: &str = "which packet an interrupt was for is not known of some NICs that the guest was given";
 
 /// Targets, what is not seen without each, and whether requests cannot be followed without it.
 const TARGETS: &[(&str, &str, bool)] = &[
@@ -44,6 +46,11 @@ const TARGETS: &[(&str, &str, bool)] = &[
     ("irq_handler_exit", "the NIC's interrupt is not seen", false),
     ("__napi_schedule", "the NIC's interrupt is not seen", false),
     ("__napi_schedule_irqoff", "the interrupt of some NICs is not seen", false),
+    ("napi_gro_receive_entry", OWN, false),
+    ("napi_gro_frags_entry", OWN, false),
+    ("netif_receive_skb_entry", OWN, false),
+    ("netif_receive_skb_list_entry", OWN, false),
+    ("napi_complete_done", OWN, false),
     ("softirq_entry", "which thread sent a packet is not known", false),
     ("softirq_exit", "which thread sent a packet is not known", false),
     ("inet_sendmsg", "when a thread began to send is not seen (IPv4)", false),
@@ -142,11 +149,12 @@ impl Kernel {
         all
     }
 
-    /// Whether the kernel can have a program: all programs of its target, as some make no sense alone.
-    pub(super) fn can_have(&self, program: &str) -> bool {
+    /// Whether the kernel can have a program: all programs of its target, as some make no sense alone; and whether it is of use.
+    pub(super) fn is_to_have(&self, program: &str, matching: Matching) -> bool {
         self.hooks
             .iter()
             .find(|h| h.program == program)
+            .filter(|own| own.without != OWN || matching != Matching::None)
             .is_some_and(|own| self.hooks.iter().all(|h| h.name != own.name || h.present))
     }
 
@@ -210,7 +218,8 @@ fn try_attach(object: &[u8], symbols: types::guest_symbols, wanted: &[String]) -
     }
     // With settings that make the verifier process all of the code.
     let own = Some((Ipv4Addr::LOCALHOST, 1).into());
-    settings::fill(&mut object, symbols, &Secret([[1; SECRET_WORDS]; 2]), &Watch::default(), own)?;
+    let watch = Watch { matching: Matching::Echo, ..Watch::default() };
+    settings::fill(&mut object, symbols, &Secret([[1; SECRET_WORDS]; 2]), &watch, own)?;
     let object = object.load().map_err(|e| Error::kernel(format!("load {}", wanted.join(", ")), &e))?;
     for program in object.progs_mut().filter(|p| p.autoload()) {
         let name = program.name().to_string_lossy().into_owned();

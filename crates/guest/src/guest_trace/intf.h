@@ -15,6 +15,7 @@ enum guest_record_type {
 	GUEST_SENT,
 	GUEST_HANDED,
 	GUEST_THREAD,
+	GUEST_MATCHED,
 };
 
 /* Starts every record, and is the whole record of GUEST_HANDED. */
@@ -60,6 +61,20 @@ struct guest_thread {
 	__u32 parent; /* the thread that created it; 0 if started is 0 */
 	__u32 pad;
 	char comm[16];
+};
+
+/* A packet that takes part in a request, at a PCI device. */
+struct guest_matched {
+	struct guest_head head;
+	__u64 key;
+	__u64 interrupted; /* of one that was received: as in struct guest_received */
+	__u64 previous;	   /* when that CPU was interrupted before that, by whatever device; 0: not known */
+	__u16 vendor;
+	__u16 device;
+	__u8 role; /* enum role */
+	__u8 sent;
+	__u8 own; /* of one that was received: that interrupt was certainly its own */
+	__u8 pad;
 };
 
 /* Addresses of data of the kernel, from its symbol table. 0: not known. */

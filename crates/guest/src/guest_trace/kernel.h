@@ -35,8 +35,24 @@ struct frag {
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
+struct bus_type {
+	const char *name;
+};
+
+struct device {
+	struct device *parent;
+	const struct bus_type *bus;
+};
+
 struct net_device {
 	unsigned int flags;
+	struct device dev;
+};
+
+struct pci_dev {
+	u16 vendor;
+	u16 device;
+	struct device dev;
 };
 
 struct sk_buff {

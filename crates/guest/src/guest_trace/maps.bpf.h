@@ -13,6 +13,8 @@ struct {
 	struct guest_read read;
 	struct guest_sent sent;
 	struct guest_thread thread;
+	struct guest_matched matched;
+	enum role role;
 	enum guest_record_type record_type;
 	enum end end;
 	enum direction direction;
@@ -63,6 +65,8 @@ struct {
 
 struct cpu {
 	u64 irq;	      /* when the interrupt came that is being handled; 0: none is */
+	u64 last_irq;	      /* when the last one came */
+	u64 previous_irq;     /* and that before it */
 	u64 enqueues;	      /* address of the packet that is being put on a socket's queue; 0: none is */
 	struct queued queued; /* the same packet */
 	u32 backlog;	      /* packets that are in the queue */
@@ -78,7 +82,14 @@ struct {
 
 /* The last time that a driver asked to be polled. */
 struct interrupt {
-	u64 at; /* when the interrupt came in which it asked; 0: it asked while it was polled */
+	u64 at;	      /* when the interrupt came in which it asked; 0: it asked while it was polled */
+	u64 previous; /* when that CPU was interrupted before that */
+	/* only if requests are matched: */
+	u64 last;      /* when the driver handed its last packet to the stack since then */
+	u64 caused_by; /* address of the packet that the interrupt was certainly for; 0: not known */
+	u32 handed;    /* packets since then */
+	u16 in_doubt;  /* see may_be_left_over() */
+	u16 complete;  /* the driver has found no more, and is not polled until it asks again */
 	u32 cpu;
 	u32 pad;
 };

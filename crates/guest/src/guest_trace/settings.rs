@@ -3,7 +3,7 @@ use super::types::{self, direction, end};
 use crate::Error;
 use libbpf_rs::OpenObject;
 use std::net::SocketAddr;
-use teiji_model::flow::{Direction, End, Flow, Net, Proto, Watch};
+use teiji_model::flow::{Direction, End, Flow, Matching, Net, Proto, Watch};
 use teiji_model::guest::Secret;
 
 /// Writes the settings into the image of the object's constants.
@@ -56,8 +56,11 @@ fn settings(secret: &Secret, watch: &Watch) -> types::settings {
             Direction::Out => direction::DIR_OUT.0,
             Direction::Both => direction::DIR_IN.0 | direction::DIR_OUT.0,
         } as u8,
-        // Which packets are a request and its response is the host's to say.
-        matching: types::matching::MATCH_NONE.0 as u8,
+        // Which packets are a request and its response is the host's to say, where it sees them.
+        matching: match watch.matching {
+            Matching::Echo => types::matching::MATCH_ECHO.0,
+            _ => types::matching::MATCH_NONE.0,
+        } as u8,
         ..Default::default()
     };
     for (slot, net) in s.net.iter_mut().zip(&flow.nets) {

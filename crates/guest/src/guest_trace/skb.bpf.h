@@ -99,7 +99,7 @@ static __always_inline bool identify_skb(struct sk_buff *skb, bool received, boo
 		}
 		end = l2 + len;
 	}
-	return read_headers(l2, end, &h) && identify(&h, l2, end, to_guest, false, settings.secret, p);
+	return read_headers(l2, end, &h) && identify(&h, l2, end, to_guest, true, settings.secret, p);
 }
 
 #endif

@@ -263,7 +263,8 @@ fn by_packet(events: &[Event]) -> HashMap<u64, Vec<Event>> {
             | EventKind::Read { print, .. }
             | EventKind::Sent { print, .. }
             | EventKind::Handed { print } => print,
-            EventKind::Thread { .. } => continue,
+            // Of devices of PCI only: these are none.
+            EventKind::Thread { .. } | EventKind::Matched(_) => continue,
         };
         packets.entry(print).or_default().push(*event);
     }
@@ -280,6 +281,7 @@ fn points(events: &[Event]) -> Vec<&'static str> {
         EventKind::Sent { .. } => "sent",
         EventKind::Handed { .. } => "handed",
         EventKind::Thread { .. } => "thread",
+        EventKind::Matched(_) => "matched",
     };
     events.iter().map(name).collect()
 }

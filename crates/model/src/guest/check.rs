@@ -57,6 +57,12 @@ pub(super) fn event(e: &Event) -> Checked {
         EventKind::Thread { tid, started, parent, .. } => {
             tid != 0 && started <= e.ts && (started != 0 || parent == 0)
         }
+        EventKind::Matched(m) => {
+            m.interrupted <= e.ts
+                && m.previous <= m.interrupted
+                && (!m.own || m.interrupted != 0)
+                && (!m.sent || m.interrupted == 0)
+        }
     };
     ensure(right, "an event whose parts contradict each other")
 }

@@ -2,7 +2,7 @@
 //! uses a recording need not.
 
 use crate::flow::Flow;
-use crate::host::Vm;
+use crate::host::{GivenNic, Vm};
 use crate::report::{Counters, MAX_VMS, Meta};
 use crate::stream::{Change, Changed, StreamId};
 use std::collections::HashSet;
@@ -46,8 +46,7 @@ pub(super) fn meta(m: &Meta) -> Checked {
     for v in &m.vms {
         ensure(pids.insert(v.pid), "two VMs have the same process id")?;
         vm(v)?;
-        for n in &v.nics {
-            ensure(n.ifindex != 0, "a tap has index 0")?;
+        for n in v.nics.iter().filter(|n| n.ifindex != 0) {
             ensure(taps.insert(n.ifindex), "two taps have the same index")?;
         }
     }
@@ -74,7 +73,21 @@ pub(super) fn change(c: &Change) -> Checked {
         }
         Changed::Ended { .. } => Ok(()),
         Changed::Clock { stream: id, .. } => stream(*id),
+        Changed::Given { nics, .. } => given(nics),
     }
+}
+
+/// Checks the NICs that were given to a VM.
+fn given(nics: &[GivenNic]) -> Checked {
+    ensure(nics.len() <= MAX_NICS, "a VM was given more than 256 network interfaces")?;
+    for nic in nics {
+        name(&nic.address)?;
+        if let Some(function) = &nic.function {
+            name(&function.physical)?;
+            function.link.as_deref().map_or(Ok(()), name)?;
+        }
+    }
+    Ok(())
 }
 
 /// Whether a VM can be part of a recording: a process may have any name.
@@ -82,6 +95,7 @@ pub(super) fn change(c: &Change) -> Checked {
 /// # Errors
 /// What is too long or too many.
 pub fn vm_fits(v: &Vm) -> Checked {
+    given(&v.given)?;
     change(&Change { ts: 0, what: Changed::Vm(Box::new(v.clone())) })
 }
 

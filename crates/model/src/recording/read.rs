@@ -1,8 +1,9 @@
 //! Reading a recording.
 
 use super::{
-    CHANGE, END, EVENTS, EVENTS_SINCE, Error, FRAME_HEAD, HEADER, MAGIC, MAX_EVENTS, MAX_FRAME, MAX_HEADER,
-    MIN_EVENT, OF_STREAM, OLDEST, OPTIONAL, SO_FAR, VERSION, check, checksum, preamble, v1,
+    CHANGE, END, EVENTS, EVENTS_SINCE, Error, FRAME_HEAD, GIVEN, HEADER, MAGIC, MATCHED, MAX_EVENTS,
+    MAX_FRAME, MAX_HEADER, MIN_EVENT, OF_STREAM, OLDEST, OPTIONAL, SO_FAR, VERSION, check, checksum,
+    preamble, v1,
 };
 use crate::event::Event;
 use crate::report::{Counters, Meta};
@@ -167,12 +168,12 @@ impl<R: Read> Reader<R> {
                     self.so_far = self.decode()?;
                     check::counters(&self.so_far).map_err(|what| self.malformed(what))?;
                 }
-                CHANGE if self.version >= 3 => {
+                kind if kind == CHANGE && self.version >= 3 || kind == GIVEN && self.version >= 7 => {
                     let change: Change = self.decode()?;
                     check::change(&change).map_err(|what| self.malformed(what))?;
                     return Ok(Some(Item::Change(change)));
                 }
-                OF_STREAM if self.version >= 3 => {
+                kind if kind == OF_STREAM && self.version >= 3 || kind == MATCHED && self.version >= 7 => {
                     let (stream, rest) = postcard::take_from_bytes::<StreamId>(&self.payload)
                         .map_err(|_| self.malformed("no stream"))?;
                     let begin = self.payload.len() - rest.len();

@@ -1,7 +1,8 @@
 use super::*;
 use crate::event::*;
 use crate::flow::{Key, Matching, Watch};
-use crate::host::{DataPlane, Nic, Vcpu, Vm, Worker};
+use crate::guest;
+use crate::host::{DataPlane, GivenNic, Nic, Vcpu, VirtualFunction, Vm, Worker};
 use crate::report::{Counters, Meta};
 use crate::stage::{Split, ThreadState};
 use crate::stream::{Change, Changed, ClockMapping, Item, StreamId};
@@ -164,7 +165,7 @@ fn unknown_frames_are_skipped_if_they_may_be() {
     let end = (END, postcard::to_stdvec(&Counters::default()).unwrap());
     let with =
         |kind| forged(&[header(&meta()), (kind, vec![1, 2, 3]), events.clone(), (kind, vec![]), end.clone()]);
-    assert_eq!(fuzz(&with(NIC_LOSSES + 1)).unwrap(), 1);
+    assert_eq!(fuzz(&with(GIVEN + 1)).unwrap(), 1);
     assert_eq!(fuzz(&with(u8::MAX)).unwrap(), 1);
     assert!(fuzz(&with(OPTIONAL - 1)).is_err());
 }
@@ -238,6 +239,66 @@ fn states_and_starts_are_skipped_by_a_former_reader() {
 fn nic_loss(ts: u64) -> Event {
     let loss = NicLoss { ifindex: 2, counter: NicCounter::RxMissedErrors, packets: 1 << 40 };
     Event { ts, stream: StreamId::HOST, cpu: 0, kind: EventKind::NicLoss(loss) }
+}
+
+/// What is recorded of a NIC that was given to a VM: an interrupt, a packet as the guest tells of it, the NIC.
+fn of_given(ts: u64) -> ([Event; 2], Change) {
+    let interrupt = DeviceInterrupt {
+        began: ts - 1,
+        irq: 40,
+        delivery: Delivery::Accepted,
+        vm: 70,
+        vcpu: 4,
+        vector: 35,
+        by_hardware: true,
+    };
+    let matched = guest::Matched {
+        print: 1 << 60,
+        key: 7,
+        role: Role::Either,
+        sent: false,
+        interrupted: ts - 1,
+        previous: ts - 2,
+        own: true,
+        vendor: 0x8086,
+        device: 0x10ca,
+    };
+    let function = VirtualFunction { physical: "0000:01:00.0".into(), link: Some("eth1".into()), number: 2 };
+    let (address, function) = ("0000:01:10.4".to_owned(), Some(function));
+    let nics = vec![GivenNic { address, vendor: 0x8086, device: 0x10ca, function }];
+    let events = [
+        Event { kind: EventKind::DeviceInterrupt(interrupt), ..packet(ts) },
+        Event { kind: EventKind::Guest(guest::EventKind::Matched(matched)), ..of_guest(ts, 1) },
+    ];
+    (events, Change { ts, what: Changed::Given { pid: 70, nics } })
+}
+
+#[test]
+fn what_came_by_given_nics_is_skipped_by_a_former_reader() {
+    let (events, given) = of_given(5);
+    let mut w = Writer::new(Vec::new(), &meta()).unwrap();
+    w.push(packet(1)).unwrap();
+    w.change(&given).unwrap();
+    for event in [events[0], of_guest(6, 1), events[1], packet(7)] {
+        w.push(event).unwrap();
+    }
+    let mut file = w.finish(&Counters::default()).unwrap();
+    let all = |file: &[u8]| {
+        let mut reader = Reader::new(file).unwrap();
+        std::iter::from_fn(|| reader.next().unwrap()).collect::<Vec<_>>()
+    };
+    let event = Item::Event;
+    let (known, change) = ([packet(1), of_guest(6, 1), packet(7)].map(event), Item::Change(given));
+    let [interrupt, matched] = events.map(event);
+    let [first, second, third] = known.clone();
+    assert_eq!(all(&file), [first, change, interrupt, second, matched, third]);
+    assert_eq!(file[10..12], 3u16.to_le_bytes());
+    file[8..16].copy_from_slice(&preamble(6, 3));
+    assert_eq!(all(&file), known);
+    // A NIC without a tap is in the header; a reader that does not expect that must not read it.
+    let mut without_tap = meta();
+    without_tap.vms[0].nics[0].ifindex = 0;
+    assert_eq!(super::reader_of(&without_tap), 7);
 }
 
 fn of_guest(ts: u64, stream: u16) -> Event {
@@ -364,25 +425,33 @@ fn an_unfinished_recording_is_read_as_far_as_it_goes() {
 
 /// Files that teijis of former format versions wrote, with an event of each kind.
 #[test]
-fn recordings_of_versions_2_to_5_are_read() {
+fn recordings_of_versions_2_to_6_are_read() {
     let files = [
         &include_bytes!("data/version-2.teiji")[..],
         include_bytes!("data/version-3.teiji"),
         include_bytes!("data/version-4.teiji"),
         include_bytes!("data/version-5.teiji"),
+        include_bytes!("data/version-6.teiji"),
     ];
     for (version, file) in (2..).zip(files) {
         let mut old = Reader::new(file).unwrap();
-        let mut new = Reader::new(&include_bytes!("data/version-6.teiji")[..]).unwrap();
+        let mut new = Reader::new(&include_bytes!("data/version-7.teiji")[..]).unwrap();
         assert_eq!(old.meta(), new.meta());
         loop {
             let new = || new.next().unwrap();
             let a = old.next().unwrap();
-            let is_new = |item: &Option<Item>| match item.as_ref().and_then(Item::event).map(|e| e.kind) {
-                Some(EventKind::VcpuState(_)) => version < 4,
-                Some(EventKind::Start(_)) => version < 5,
-                Some(EventKind::NicLoss(_)) => version < 6,
-                _ => false,
+            let is_new = |item: &Option<Item>| match item {
+                Some(Item::Event(e)) => match e.kind {
+                    EventKind::VcpuState(_) => version < 4,
+                    EventKind::Start(_) => version < 5,
+                    EventKind::NicLoss(_) => version < 6,
+                    EventKind::DeviceInterrupt(_) | EventKind::Guest(guest::EventKind::Matched(_)) => {
+                        version < 7
+                    }
+                    _ => false,
+                },
+                Some(Item::Change(change)) => matches!(change.what, Changed::Given { .. }) && version < 7,
+                None => false,
             };
             let b = std::iter::repeat_with(new).find(|item| !is_new(item)).unwrap();
             assert_eq!(a, b);
@@ -431,10 +500,13 @@ fn what_is_written_has_not_changed_without_a_new_version() {
     w.push(vcpu_state(101)).unwrap();
     w.push(start(102)).unwrap();
     w.push(nic_loss(103)).unwrap();
+    let (events, given) = of_given(104);
+    events.into_iter().for_each(|event| w.push(event).unwrap());
+    w.change(&given).unwrap();
     let counters =
         Counters { ended: 9, events: 7, lost: vec![0, 4], missed: 3, unidentified: 1, vanished: vec![7] };
     let file = w.finish(&counters).unwrap();
-    let kept: &[u8] = include_bytes!("data/version-6.teiji");
+    let kept: &[u8] = include_bytes!("data/version-7.teiji");
     assert_eq!(kept[8..10], VERSION.to_le_bytes(), "keep a file of the new version");
     assert!(file == kept, "version {VERSION} is no longer written as it was: {}", hex(&file));
 }

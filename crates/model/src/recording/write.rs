@@ -1,12 +1,13 @@
 //! Writing a recording.
 
 use super::{
-    CHANGE, END, EVENTS, Error, HEADER, MAGIC, MAX_EVENTS, MAX_FRAME, MAX_HEADER, NIC_LOSSES, OF_STREAM,
-    SO_FAR, STARTS, STATES, VERSION, check, checksum, preamble, reader_of,
+    CHANGE, DEVICE_INTERRUPTS, END, EVENTS, Error, GIVEN, HEADER, MAGIC, MATCHED, MAX_EVENTS, MAX_FRAME,
+    MAX_HEADER, NIC_LOSSES, OF_STREAM, SO_FAR, STARTS, STATES, VERSION, check, checksum, preamble, reader_of,
 };
 use crate::event::{Event, EventKind};
+use crate::guest;
 use crate::report::{Counters, Meta};
-use crate::stream::{Change, StreamId};
+use crate::stream::{Change, Changed, StreamId};
 use serde::Serialize;
 use std::io::Write;
 
@@ -53,10 +54,12 @@ impl<W: Write> Writer<W> {
     pub fn push(&mut self, event: Event) -> Result<(), Error> {
         let malformed = |at, what| Error::Malformed { at, what };
         let kind = match event.kind {
+            EventKind::Guest(guest::EventKind::Matched(_)) if !event.stream.is_host() => MATCHED,
             _ if !event.stream.is_host() => OF_STREAM,
             EventKind::VcpuState(_) => STATES,
             EventKind::Start(_) => STARTS,
             EventKind::NicLoss(_) => NIC_LOSSES,
+            EventKind::DeviceInterrupt(_) => DEVICE_INTERRUPTS,
             _ => EVENTS,
         };
         if (event.stream, kind) != (self.stream, self.kind) {
@@ -85,7 +88,8 @@ impl<W: Write> Writer<W> {
         check::change(change).map_err(|what| Error::Malformed { at: self.at, what })?;
         self.flush()?;
         let payload = self.encode(change)?;
-        self.frame(CHANGE, &payload, MAX_HEADER)
+        let kind = if matches!(change.what, Changed::Given { .. }) { GIVEN } else { CHANGE };
+        self.frame(kind, &payload, MAX_HEADER)
     }
 
     /// Hands everything to the underlying writer, flushed, with the counters so far: what is in the file until here can be

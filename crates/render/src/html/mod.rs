@@ -15,6 +15,7 @@ mod data;
 mod findings;
 mod frame;
 mod outgoing;
+mod passthrough;
 mod percentiles;
 mod script;
 mod section;

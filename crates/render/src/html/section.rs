@@ -1,7 +1,9 @@
 //! What was found for one VM of one report.
 
 use super::frame::both;
-use super::{bursts, calls, chart, data, findings, outgoing, percentiles, spread, threads, timeline};
+use super::{
+    bursts, calls, chart, data, findings, outgoing, passthrough, percentiles, spread, threads, timeline,
+};
 use crate::text::{self, large_packets};
 use crate::units::{count, duration, percent};
 use maud::{Markup, html};
@@ -78,6 +80,12 @@ pub(super) fn vm(of: Of<'_>, advice: &Advice, vm: &VmReport) -> Markup {
         @if let Some(o) = &vm.outgoing {
             (outgoing::outgoing(o))
             @if !o.left_out.is_empty() { (reasons("Requests of the guest that are in no figure", &o.left_out)) }
+        }
+        @if let Some(p) = &vm.passthrough {
+            (passthrough::passthrough(p))
+            @if let Some(r) = p.requests.as_ref().filter(|r| !r.left_out.is_empty()) {
+                (reasons("Requests by these NICs that are in no figure", &r.left_out))
+            }
         }
         @for (title, direction) in directions {
             @if !direction.stages.is_empty() { (one_way(title, direction)) }

@@ -8,6 +8,7 @@ pub mod guarantees;
 pub(crate) mod inside;
 pub mod links;
 pub(crate) mod outgoing;
+pub(crate) mod passthrough;
 pub mod plan;
 pub mod policy;
 mod stages;
@@ -222,6 +223,7 @@ fn section(vm: &VmReport, guest: Option<&GuestStream>, advice: &Advice, style: &
         }
     }
     lines.extend(vm.outgoing.iter().flat_map(|o| outgoing::lines(o, style)));
+    lines.extend(vm.passthrough.iter().flat_map(|p| passthrough::lines(p, style)));
     if let Some(depth) = &vm.depth {
         lines.push(String::new());
         lines.push(format!(

@@ -51,7 +51,7 @@ fn block(vm: &Vm, identity: &Identity, style: &Style) -> String {
     }
     let mut nics = Table::indented(2);
     for n in &vm.nics {
-        nics.row(nic(n, vm.given(n)));
+        nics.row(nic(n, vm.given_nic(n)));
     }
     for line in threads.lines(style).into_iter().chain(nics.lines(style)) {
         out += &line;

@@ -453,6 +453,7 @@ pub fn contended() -> Report {
         }),
         connections: None,
         outgoing: None,
+        passthrough: None,
         inbound: DirectionReport { packets: 1330, incomplete: 2, ..DirectionReport::default() },
         outbound: DirectionReport {
             packets: 1320,

@@ -8,6 +8,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 use teiji_model::guest::{Challenge, Event, EventKind as GuestEventKind, Nonce, Pong, Proof, Refused};
+use teiji_model::host::GivenNic;
 use teiji_model::stream::ClockMapping;
 
 fn token(text: &str) -> Token {
@@ -116,6 +117,29 @@ fn peer<T: Send + 'static>(f: impl FnOnce(Peer) -> T + Send + 'static) -> (Socke
 
 fn pong(number: u64) -> ToHost {
     ToHost::Pong(Pong { number, tsc_before: 1, clock: 1_000_000_000 + number, tsc_after: 2 })
+}
+
+/// The host sees the packets of all NICs but those that it has given to the VM.
+#[test]
+fn a_guest_matches_requests_only_if_the_host_does_not_see_them() {
+    let asked = |given: bool, matching| {
+        let (address, guest) = peer(|mut guest| {
+            let (_, nonces) = guest.challenge();
+            guest.say(&ToHost::Proof(Proof { proof: token(RIGHT).proof(Side::Guest, &nonces) }));
+            let Some(ToGuest::Hello(hello)) = guest.hear() else { panic!("no hello") };
+            hello.watch.matching
+        });
+        let tcp = vec![TcpGuest { vm: "a".into(), address, token: token(RIGHT) }];
+        let watch = Watch { matching, ..Watch::default() };
+        let mut guests = Guests::new(&watch, AskGuests { tcp, ..AskGuests::default() });
+        let given = given.then(GivenNic::default).into_iter().collect();
+        guests.add(&Vm { given, ..vm("a", 7) }, GuestAccess::default());
+        Heard::default().until(&mut guests, |_, heard| heard.secrets > 0);
+        guest.join().unwrap()
+    };
+    assert_eq!(asked(true, Matching::Echo), Matching::Echo);
+    assert_eq!(asked(false, Matching::Echo), Matching::None);
+    assert_eq!([Matching::Sip, Matching::Tcp].map(|matching| asked(true, matching)), [Matching::None; 2]);
 }
 
 #[test]

@@ -52,6 +52,10 @@ pub(super) enum Happening {
     BeginsRound,
     EntryTime,
     BeginsFirstRound,
+    DeviceIrqBegins,
+    DeviceIrqEnds,
+    DeviceInterruptsVm,
+    DeviceInterruptAccepted,
 }
 
 pub(super) struct Host {
@@ -165,13 +169,18 @@ pub(super) fn telling_without_writes() -> Host {
 
 fn telling_on(host: Host) -> Host {
     clock(&host.object, "meet_vcpu", TOLD, 3);
+    follow(&host, types::hint::HINT_STATES, false);
+    host
+}
+
+/// Gives the VM 7 a hint; `devices`: there are VMs with NICs of the host.
+pub(super) fn follow(host: &Host, hint: types::hint, devices: bool) {
     let name = host.object.maps().map(|m| m.name().to_string_lossy().into_owned());
     let name = name.into_iter().find(|name| name.ends_with(".bss.followed")).unwrap();
     let place = super::super::map(&host.object, &name).unwrap();
-    let mut followed = Box::new(types::followed::default());
-    followed.hints[7] = types::hint::HINT_STATES.0 as u8;
+    let mut followed = Box::new(types::followed { devices: devices.into(), ..Default::default() });
+    followed.hints[7] = hint.0 as u8;
     place.update(&0u32.to_ne_bytes(), bytes_of(followed.as_ref()), MapFlags::ANY).unwrap();
-    host
 }
 
 #[test]

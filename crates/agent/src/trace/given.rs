@@ -1,0 +1,85 @@
+//! Which interrupts are those of NICs that VMs were given.
+//!
+//! VMs may also be given other devices, and a device gets its interrupts when the guest asks for them. So this is looked up while the
+//! trace runs, when an interrupt has come; it needs no privileges.
+
+use std::collections::{BTreeMap, HashMap};
+use teiji_host::Root;
+use teiji_model::event::DeviceInterrupt;
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct GivenIrqs {
+    root: Root,
+    /// Addresses of the NICs, by the VMM's process id.
+    nics: BTreeMap<u32, Vec<String>>,
+    /// By VM and interrupt: whether it is that of such a NIC, and until when that is believed.
+    known: HashMap<(u32, u32), (bool, u64)>,
+}
+
+impl GivenIrqs {
+    /// How long what was looked up is believed, ns.
+    const BELIEVED: u64 = 100_000_000;
+    /// Interrupts that are remembered.
+    const MAX_KNOWN: usize = 1 << 14;
+
+    pub(super) fn set(&mut self, pid: u32, nics: Vec<String>) {
+        self.known.retain(|(vm, _), _| *vm != pid);
+        if nics.is_empty() {
+            self.nics.remove(&pid);
+        } else {
+            self.nics.insert(pid, nics);
+        }
+    }
+
+    /// Whether an interrupt at `ts` was that of a NIC that its VM was given.
+    pub(super) fn has(&mut self, ts: u64, i: &DeviceInterrupt) -> bool {
+        let Some(nics) = self.nics.get(&i.vm) else { return false };
+        if let Some((is_nics, until)) = self.known.get(&(i.vm, i.irq))
+            && ts < *until
+        {
+            return *is_nics;
+        }
+        if self.known.len() >= Self::MAX_KNOWN {
+            self.known.clear();
+        }
+        let is_nics = nics.iter().any(|address| self.root.is_irq_of(address, i.irq));
+        self.known.insert((i.vm, i.irq), (is_nics, ts.saturating_add(Self::BELIEVED)));
+        is_nics
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use teiji_model::event::Delivery;
+
+    #[test]
+    fn interrupts_of_other_devices_and_vms_are_left_out() {
+        let dir = std::env::temp_dir().join(format!("teiji-given-{}", std::process::id()));
+        let irqs = dir.join("sys/bus/pci/devices/0000:01:10.0/msi_irqs");
+        fs::create_dir_all(&irqs).unwrap();
+        fs::write(irqs.join("40"), "msix").unwrap();
+        let mut given = GivenIrqs { root: Root::new(&dir), ..GivenIrqs::default() };
+        let interrupt = |vm, irq| DeviceInterrupt {
+            began: 1,
+            irq,
+            delivery: Delivery::Accepted,
+            vm,
+            vcpu: 0,
+            vector: 1,
+            by_hardware: false,
+        };
+        given.set(7, vec!["0000:01:10.0".to_owned()]);
+        let mut at = |ts| [(7, 40), (7, 41), (8, 40)].map(|(vm, irq)| given.has(ts, &interrupt(vm, irq)));
+        assert_eq!(at(1), [true, false, false]);
+        // The guest asks for another one, and gives back the first.
+        fs::rename(irqs.join("40"), irqs.join("41")).unwrap();
+        assert_eq!(at(2), [true, false, false]);
+        assert_eq!(at(1 + GivenIrqs::BELIEVED), [false, true, false]);
+        given.set(7, Vec::new());
+        assert!(!given.has(1 + GivenIrqs::BELIEVED, &interrupt(7, 41)));
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}

@@ -1,0 +1,106 @@
+//! NICs that were given to a VM: how their interrupts reached the guest, and the requests by them.
+
+use super::{WIDTH, reasons, stages};
+use crate::table::{Cell, Table};
+use crate::terminal::{Style, Tone, printable, shorten, wrap};
+use crate::units::{count, duration, percent};
+use teiji_model::report::{Dist, Passthrough, PassthroughRequests};
+
+/// What is not seen, and what helps; each a sentence.
+pub(crate) fn remarks(p: &Passthrough) -> Vec<String> {
+    let mut remarks = Vec::new();
+    if p.interrupts == 0 {
+        remarks.push(
+            "no interrupt was seen: there was none, or hardware delivers them to the guest (posted interrupts), or the module \
+             vfio_pci_core was loaded after the trace had begun"
+                .to_owned(),
+        );
+    } else if p.not_accepted > 0 {
+        remarks.push(format!("of {} no vCPU was seen to accept it", count(p.not_accepted, "interrupt")));
+    }
+    match &p.requests {
+        None => remarks.push(
+            "the host sees none of the packets, and the guest reported no request: that needs `teiji trace --guest --match echo`, \
+             and a teiji-guest of this version in the guest"
+                .to_owned(),
+        ),
+        Some(r) => {
+            remarks.push(
+                "from the host's interrupt handler until the guest's driver has the answer: what the NIC does before and after \
+                 is not seen"
+                    .to_owned(),
+            );
+            if r.polled > 0 {
+                let total = r.polled_total.as_ref().map(figures).unwrap_or_default();
+                remarks.push(format!(
+                    "{} found by the guest's driver while it polled; when they came is not known, and they are not in these \
+                     figures. From their reception in the guest on: {total}",
+                    count(r.polled, "request")
+                ));
+            }
+        }
+    }
+    remarks
+}
+
+/// Where most of the time goes, in at most 12 words; `None` if no request began with an interrupt.
+pub(crate) fn headline(r: &PassthroughRequests) -> Option<String> {
+    let most = r.stages.iter().max_by(|a, b| a.time_share.total_cmp(&b.time_share))?;
+    let whose = if most.stage.of_guest().is_some() { "in the guest" } else { "on the host" };
+    Some(format!("{} of the time is {}, {whose}", percent(most.time_share), most.stage.name()))
+}
+
+/// The NICs, their interrupts, and the requests by them.
+pub(super) fn lines(p: &Passthrough, style: &Style) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    let labelled = |label: &str, text: &str| -> Vec<String> {
+        let each = wrap(text, WIDTH - 11).into_iter().enumerate();
+        each.map(|(i, l)| format!("{:11}{l}", if i == 0 { label } else { "" })).collect()
+    };
+    let nics: Vec<String> = p
+        .nics
+        .iter()
+        .map(|nic| format!("{} ({})", shorten(&printable(&nic.what()), 24), printable(&nic.address)))
+        .collect();
+    let nics = if nics.is_empty() { "none any longer".to_owned() } else { nics.join(", ") };
+    lines.extend(labelled("NICs given", &nics));
+    let mut interrupts = p.interrupts.to_string();
+    if let Some(d) = &p.delivery {
+        interrupts += &format!(", until the guest entry: {}", figures(d));
+    }
+    lines.extend(labelled("interrupts", &interrupts));
+    if let Some(r) = &p.requests {
+        let mut text = format!("{} by it, {} complete", r.counts.seen, r.counts.complete);
+        for (n, what) in r.counts.left_out() {
+            text += &format!(", {n} {what}");
+        }
+        lines.extend(labelled("requests", &text));
+        lines.extend(reasons(&r.left_out));
+        lines.extend(r.total.iter().map(|d| format!("{:11}{}", "response", figures(d))));
+        lines.extend(headline(r).map(|headline| format!("   {headline}")));
+    }
+    lines.extend(remarks(p).iter().flat_map(|text| wrap(text, WIDTH - 3)).map(|l| format!("   {l}")));
+    if let Some(r) = p.requests.as_ref().filter(|r| !r.stages.is_empty()) {
+        lines.push(String::new());
+        lines.extend(table(r, style));
+    }
+    lines
+}
+
+fn figures(d: &Dist) -> String {
+    let [p50, p90, p99, max] = [d.p50, d.p90, d.p99, d.max].map(|ns| duration(ns as f64));
+    format!("p50 {p50}  p90 {p90}  p99 {p99}  max {max}  mean {}", duration(d.mean))
+}
+
+fn table(r: &PassthroughRequests, style: &Style) -> Vec<String> {
+    let mut table = Table::default();
+    table.row(stages::head("stage", "of time", "of fluctuation"));
+    for s in &r.stages {
+        let d = &s.dist;
+        let mut row = vec![Cell::from(s.stage.name()), Cell::right(duration(d.mean))];
+        row.extend([d.p50, d.p99, d.max].map(|ns| Cell::right(duration(ns as f64))));
+        row.extend(stages::bar_cells(s.time_share, s.fluctuation_share, Tone::Plain, style));
+        table.row(row);
+    }
+    table.lines(style)
+}
