@@ -140,3 +140,55 @@ fn a_worker_that_takes_two_requests_at_once() {
         "{share} of the waits are behind the brief thread, not {deserved}"
     );
 }
+
+/// A thread that waits when the second request of each pair comes: what was before that is told then, and is a wait of the first alone.
+fn joins_a_wait(h: &mut History, at: u64, clock: Split, tid: u32, vcpu: Option<u32>, preempted_by: u32) {
+    let waited = clock.get(ThreadState::Ready);
+    h.at(at, EventKind::Wait(Wait { tid, vm: VM, vcpu, waited, preempted_by }));
+}
+
+#[test]
+fn a_packet_that_comes_while_the_worker_waits() {
+    let comes = |h: &mut History, key: u64, at: u64, clock: Split| {
+        h.packet(at - 10_000, Point::HostRx, 1_000 + key, NIC);
+        h.at(at, carried(Point::TapEnqueue, 1_000 + key, m(key, Role::Request), Some(clock), 0));
+    };
+    let run = overlapping(
+        |h, i, at, clock| comes(h, 2 * i, at, clock),
+        |h, i, at, clock, by| {
+            joins_a_wait(h, at, clock, WORKER, None, by);
+            comes(h, 2 * i + 1, at, clock);
+        },
+        |h, i, at, clock, by| {
+            for key in [2 * i, 2 * i + 1] {
+                h.at(at, carried(Point::TapDequeue, 1_000 + key, None, Some(clock), by));
+            }
+            h.at(at + 10_000, EventKind::Interrupt(interrupt(at + 5_000)));
+            h.at(at + 20_000, EventKind::GuestEntry(entry(at + 10_000)));
+            for (key, at) in [(2 * i, at + 30_000), (2 * i + 1, at + 50_000)] {
+                h.at(at, EventKind::Kick(kick()));
+                leaves(h, key, at + 10_000, None, 0);
+            }
+        },
+    );
+    is_fair(&run, Stage::TapQueue);
+}
+
+#[test]
+fn an_interrupt_that_comes_while_the_vcpu_waits() {
+    let run = overlapping(
+        |h, i, at, clock| arrives(h, 2 * i, at, clock),
+        |h, i, at, clock, by| {
+            joins_a_wait(h, at, clock, 99, Some(1), by);
+            arrives(h, 2 * i + 1, at, clock);
+        },
+        |h, i, at, clock, by| {
+            h.at(at, EventKind::GuestEntry(GuestEntry { clock, preempted_by: by, ..entry(at) }));
+            for (key, at) in [(2 * i, at + 30_000), (2 * i + 1, at + 50_000)] {
+                h.at(at, EventKind::Kick(Kick { clock, ..kick() }));
+                leaves(h, key, at + 10_000, None, 0);
+            }
+        },
+    );
+    is_fair(&run, Stage::VcpuWake);
+}

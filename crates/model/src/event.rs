@@ -58,6 +58,8 @@ pub enum EventKind {
     NicLoss(NicLoss),
     /// A device that was given to a VM interrupted it.
     DeviceInterrupt(DeviceInterrupt),
+    /// Who had a CPU for which a vCPU thread or vhost worker has waited.
+    Wait(Wait),
 }
 
 /// Where on the path a packet was seen.
@@ -428,6 +430,23 @@ impl From<&Kick> for VcpuState {
         let (vm, vcpu, clock, preempted_by) = (k.vm, k.vcpu, k.clock, k.preempted_by);
         VcpuState { vm, vcpu, index: None, state: ThreadState::Run, clock, preempted_by }
     }
+}
+
+/// A thread has waited for a CPU until now, since the last event that named who had it, and another event of this moment has a
+/// reading of its clock and names nobody: an interrupt, a packet put on a tap, or a kick for which a worker is woken. Without
+/// this, whoever is named at the end of a request's wait could have had the CPU before the request came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wait {
+    /// The thread.
+    pub tid: u32,
+    /// The VMM's process id; of a vhost worker 0 if not known.
+    pub vm: u32,
+    /// A vCPU thread's vCPU, by KVM's number; `None`: a vhost worker.
+    pub vcpu: Option<u32>,
+    /// How long it has waited in all by its clock, [`ThreadState::Ready`], ns.
+    pub waited: u64,
+    /// A thread that had its CPU meanwhile; see [`Packet::preempted_by`].
+    pub preempted_by: u32,
 }
 
 /// A vCPU thread or vhost worker got a CPU at [`Event::ts`], after it had none. Reported of VMs whose guests report events

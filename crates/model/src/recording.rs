@@ -8,9 +8,9 @@
 //!  start ───►│ 1 Header │─────►│ 2 Events, 128 So far,     │─────►│ 3 End │──► end of file
 //!            └──────────┘  │   │ 129 Change, 130 Of stream,│  ▲   └───────┘
 //!                          │   │ 131 States, 132 Starts,   │
-//!                          │   │ 133 NIC losses, 134 Device│
-//!                          │   │ interrupts, 135 Matched,  │
-//!                          │   │ 136 Given                 │  │
+//!                          │   │ 133 NIC losses, 134 Device│  │
+//!                          │   │ interrupts, 135 Matched,  │  │
+//!                          │   │ 136 Given, 137 Waits      │  │
 //!                          │   └──┬─────────────────────▲──┘  │
 //!                          │      └─────────────────────┘     │
 //!                          └──────────────────────────────────┘
@@ -19,10 +19,11 @@
 //! Header holds [`Meta`], Events up to [`MAX_EVENTS`] of [`Event`] of the host, Of stream a [`StreamId`] and as many of its
 //! events, States as many of the host's [`VcpuState`]s (from version 4 on), Starts as many of its [`Start`]s (from version 5
 //! on), NIC losses as many [`NicLoss`]es (from version 6 on), Device interrupts as many [`DeviceInterrupt`]s, Matched a [`StreamId`]
-//! and as many of its [`Matched`], Given a [`Change`] of that kind (these three from version 7 on), Change any other [`Change`], End
+//! and as many of its [`Matched`], Given a [`Change`] of that kind, Waits as many of the host's [`Wait`]s (these four from version 7 on), Change any other [`Change`], End
 //! and So far the [`Counters`]; each in postcard's encoding. Without the frames that an older reader skips, a recording tells
 //! less, and nothing wrong: VMs that came later are not in it, guests are seen from the host only, and it is not known what vCPUs
-//! did while requests were in a guest, nor who woke them, nor what NICs discarded, nor what came by NICs that were given to VMs.
+//! did while requests were in a guest, nor who woke them, nor what NICs discarded, nor what came by NICs that were given to VMs;
+//! who had a CPU before a request waited for it is not told from who had it then.
 //!
 //! Versions 4 and 5 added ways of matching ([`Matching::since`](crate::flow::Matching)), and version 5 kinds of NICs. A recording
 //! whose header has one of them asks its reader to know it, and one with a NIC that has no tap here (version 7) does, too; all others
@@ -56,8 +57,8 @@ pub use write::Writer;
 use crate::report::Meta;
 #[cfg(doc)]
 use crate::{
-    event::DeviceInterrupt, event::Event, event::NicLoss, event::Start, event::VcpuState, guest::Matched,
-    report::Counters, stream::Change, stream::StreamId,
+    event::DeviceInterrupt, event::Event, event::NicLoss, event::Start, event::VcpuState, event::Wait,
+    guest::Matched, report::Counters, stream::Change, stream::StreamId,
 };
 #[cfg(doc)]
 use std::io::{Read, Write};
@@ -103,8 +104,10 @@ const NIC_LOSSES: u8 = OPTIONAL + 5;
 const DEVICE_INTERRUPTS: u8 = OPTIONAL + 6;
 const MATCHED: u8 = OPTIONAL + 7;
 const GIVEN: u8 = OPTIONAL + 8;
+const WAITS: u8 = OPTIONAL + 9;
 /// Frames of events of the host that a reader may skip, and the version of the format that added them.
-const EVENTS_SINCE: [(u8, u16); 4] = [(STATES, 4), (STARTS, 5), (NIC_LOSSES, 6), (DEVICE_INTERRUPTS, 7)];
+const EVENTS_SINCE: [(u8, u16); 5] =
+    [(STATES, 4), (STARTS, 5), (NIC_LOSSES, 6), (DEVICE_INTERRUPTS, 7), (WAITS, 7)];
 
 /// Why a recording cannot be read or written. Positions are offsets in the file, bytes.
 #[derive(Debug, thiserror::Error)]

@@ -57,6 +57,7 @@ impl Session<'_> {
             EventKind::GuestEntry(e) => e.preempted_by,
             EventKind::Kick(k) => k.preempted_by,
             EventKind::VcpuState(s) => s.preempted_by,
+            EventKind::Wait(w) => w.preempted_by,
             EventKind::Start(Start { waker: Waker::Thread(tid), .. }) => *tid,
             _ => 0,
         };

@@ -69,7 +69,7 @@ use crate::vm_stats::VmStats;
 use inbound::IdenticalPackets;
 pub(crate) use inside::{Divided, Division};
 use teiji_model::event::{
-    Event, EventKind, GuestEntry, Interrupt, Kick, Packet, Point, Start, ThreadName, VcpuState, Waker,
+    Event, EventKind, GuestEntry, Interrupt, Kick, Packet, Point, Start, ThreadName, VcpuState, Wait, Waker,
 };
 use teiji_model::flow::Direction;
 use teiji_model::guest;
@@ -355,6 +355,7 @@ impl Joiner {
             | EventKind::GuestEntry(GuestEntry { preempted_by: thread, .. })
             | EventKind::Kick(Kick { preempted_by: thread, .. })
             | EventKind::VcpuState(VcpuState { preempted_by: thread, .. })
+            | EventKind::Wait(Wait { preempted_by: thread, .. })
                 if *thread != 0 =>
             {
                 *thread = c.threads.number(*thread);
@@ -428,7 +429,11 @@ impl Joiner {
             EventKind::VcpuState(state) => requests.vcpu(now, state, true),
             EventKind::Start(start) => requests.start(now, start),
             EventKind::DeviceInterrupt(i) => self.passthrough.interrupt(now, i, c),
-            EventKind::DropName(_) | EventKind::NicLoss(_) | EventKind::Lost(_) | EventKind::Guest(_) => {}
+            EventKind::Wait(_)
+            | EventKind::DropName(_)
+            | EventKind::NicLoss(_)
+            | EventKind::Lost(_)
+            | EventKind::Guest(_) => {}
         }
     }
 

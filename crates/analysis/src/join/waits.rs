@@ -12,12 +12,11 @@
 //! for all of the wait, however briefly it had the CPU. So a point in the wait is chosen by chance, and the reading that it belongs to
 //! tells. The point depends on the request alone, so a replay of a recording says the same.
 //!
-//! Where a wait begins no thread is named. If the thread waited already when the request came, the name is that of all of its wait until
-//! the reading, not only of the part in the request.
+//! A wait of a request that began while the thread waited already begins with a reading, too ([`Wait`]).
 
 use crate::hash::{Map, Seeded};
 use std::collections::VecDeque;
-use teiji_model::event::{EventKind, Packet, Point};
+use teiji_model::event::{EventKind, Packet, Point, Wait};
 use teiji_model::stage::{Split, ThreadState};
 
 /// Readings kept of a thread. Only readings before which it had waited are kept. A wait is named when its request is complete; if its
@@ -69,16 +68,22 @@ impl Waits {
                 worker: Some(clock),
                 preempted_by,
                 ..
-            }) => self.add(Waiter::Worker(tid), &clock, preempted_by),
-            EventKind::GuestEntry(e) => self.add(Waiter::Vcpu(e.vm, e.vcpu), &e.clock, e.preempted_by),
-            EventKind::Kick(k) => self.add(Waiter::Vcpu(k.vm, k.vcpu), &k.clock, k.preempted_by),
+            }) => self.add(Waiter::Worker(tid), waited(&clock), preempted_by),
+            EventKind::GuestEntry(e) => {
+                self.add(Waiter::Vcpu(e.vm, e.vcpu), waited(&e.clock), e.preempted_by)
+            }
+            EventKind::Kick(k) => self.add(Waiter::Vcpu(k.vm, k.vcpu), waited(&k.clock), k.preempted_by),
+            &EventKind::Wait(Wait { tid, vm, vcpu, waited, preempted_by }) => {
+                let waiter = vcpu.map_or(Waiter::Worker(tid), |vcpu| Waiter::Vcpu(vm, vcpu));
+                self.add(waiter, waited, preempted_by);
+            }
             _ => {}
         }
     }
 
-    /// A reading of a thread's clock, which names the thread with the number `preempted_by`.
-    fn add(&mut self, waiter: Waiter, clock: &Split, preempted_by: u32) {
-        let until = waited(clock);
+    /// A reading of a thread's clock, by which it had waited for so many ns, and which names the thread with the number
+    /// `preempted_by`.
+    fn add(&mut self, waiter: Waiter, until: u64, preempted_by: u32) {
         if until == 0 {
             return;
         }
@@ -87,10 +92,15 @@ impl Waits {
             self.0.clear();
         }
         let readings = self.0.entry(waiter).or_default();
-        match readings.kept.back() {
+        match readings.kept.back_mut() {
             Some((last, _)) if *last == until => return,
             // Its id is that of another thread now.
             Some((last, _)) if *last > until => *readings = Readings::default(),
+            // One reading with the time of both: so many packets that come to a thread while it waits take no room.
+            Some((last, thread)) if *thread == preempted_by => {
+                *last = until;
+                return;
+            }
             _ => {}
         }
         if readings.kept.len() >= MAX_READINGS
@@ -131,7 +141,7 @@ mod tests {
 
     fn waits(readings: impl IntoIterator<Item = (u64, u32)>) -> Waits {
         let mut waits = Waits::new(Seeded::new(1));
-        readings.into_iter().for_each(|(waited, by)| waits.add(WORKER, &clock(waited), by));
+        readings.into_iter().for_each(|(waited, by)| waits.add(WORKER, waited, by));
         waits
     }
 
@@ -164,6 +174,13 @@ mod tests {
     }
 
     #[test]
+    fn readings_in_a_row_that_name_one_thread_take_the_place_of_one() {
+        let waits = waits((1..=1000).map(|i| (i * 10, 1)).chain([(10_010, 2), (10_020, 2)]));
+        assert_eq!(waits.0[&WORKER].kept, [(10_000, 1), (10_020, 2)]);
+        assert_eq!(named(&waits, 0, 10_000, 1), 1000);
+    }
+
+    #[test]
     fn what_is_kept_is_bounded() {
         let mut waits = waits((1..=1000).map(|i| (i * 10, i as u32)));
         assert_eq!(waits.0[&WORKER].kept.len(), MAX_READINGS);
@@ -173,7 +190,7 @@ mod tests {
         assert_eq!(named(&waits, 0, 10 * (oldest - 1), 0), 1000);
         assert_eq!(named(&waits, 10 * (oldest - 1), 10 * oldest, oldest as u32), 1000);
         for tid in 0..2 * MAX_THREADS as u32 {
-            waits.add(Waiter::Worker(tid), &clock(20_000), 6);
+            waits.add(Waiter::Worker(tid), 20_000, 6);
             assert!(waits.0.len() <= MAX_THREADS);
             assert_eq!(waits.preempted_by(Waiter::Worker(tid), &clock(19_999), &clock(20_000), 1), 6);
         }

@@ -64,6 +64,7 @@ static __always_inline struct clock *clock_new(u32 tid, struct clock *fresh)
 	/* 0 is the generation of no reference */
 	fresh->own.generation = c->own.generation ? c->own.generation : 1;
 	fresh->own.index = index;
+	fresh->tid = tid;
 	if (bpf_map_update_elem(&thread_clocks, &index, fresh, BPF_ANY))
 		return NULL;
 	mine = (u64)tid << 32 | index;
@@ -190,10 +191,56 @@ static __always_inline u8 clock_read(struct clock *c, u64 now, u64 *spent)
 	return clock_copy(c, now, spent, true);
 }
 
-/* The same for a record that names nobody. */
+/*
+ * Whoever had the CPU of a thread that has waited for it is told in a record of its own, and who is named is
+ * chosen anew: a request's wait begins where another record has the same clock. As for states, these fill at
+ * most half of the buffer; what has no place is part of the next wait that is named. Not inlined, for the
+ * verifier's sake.
+ */
+__noinline int tell_wait(u32 tid, u64 now)
+{
+	struct clock *c = clock_of(tid);
+	u32 preempted_by;
+	struct rec_wait *r;
+	u64 waited, total;
+
+	if (!c || bpf_ringbuf_query(&records, BPF_RB_AVAIL_DATA) >
+		      bpf_ringbuf_query(&records, BPF_RB_RING_SIZE) / 2)
+		return 0;
+	r = bpf_ringbuf_reserve(&records, sizeof(*r), 0);
+	if (!r)
+		return 0;
+	bpf_spin_lock(&c->lock);
+	waited = c->waited;
+	total = c->spent[STATE_READY];
+	preempted_by = c->preempted_by;
+	c->waited = 0;
+	bpf_spin_unlock(&c->lock);
+	if (!waited) {
+		bpf_ringbuf_discard(r, 0);
+		return 0;
+	}
+	fill_head(&r->head, now, REC_WAIT, c->actor, 0);
+	r->waited = total;
+	r->tid = tid;
+	r->preempted_by = preempted_by;
+	r->vm = c->vm;
+	r->vcpu = c->vcpu;
+	submit(r);
+	return 1;
+}
+
+/*
+ * The same for a record that names nobody, because a request's wait may begin with it: what the thread has
+ * waited before is told before.
+ */
 static __always_inline u8 clock_peek(struct clock *c, u64 now, u64 *spent)
 {
-	return clock_copy(c, now, spent, false);
+	u8 state = clock_copy(c, now, spent, false);
+
+	if (c->waited)
+		tell_wait(c->tid, now);
+	return state;
 }
 
 /*
@@ -213,7 +260,7 @@ static __always_inline u8 clock_read_or_zeros(struct clock *c, u64 now, u64 *spe
 	int i;
 
 	if (c)
-		return clock_copy(c, now, spent, names);
+		return names ? clock_read(c, now, spent) : clock_peek(c, now, spent);
 	for (i = 0; i < STATES; i++)
 		spent[i] = 0;
 	return STATE_UNKNOWN;

@@ -3,7 +3,7 @@ use super::EventWithPayload;
 use super::types::{self, actor, delivery, point, record_type, role, thread_state, unknown, wake_context};
 use teiji_model::event::{
     Delivery, DeviceInterrupt, Dropped, Event, EventKind, GroupRole, GuestEntry, Interrupt, Kick, Match,
-    Packet, Point, Print, Role, Segment, Start, VcpuState, Waker, padded,
+    Packet, Point, Print, Role, Segment, Start, VcpuState, Wait, Waker, padded,
 };
 use teiji_model::stage::{Split, ThreadState};
 use teiji_model::stream::StreamId;
@@ -122,6 +122,16 @@ pub(super) fn item(bytes: &[u8]) -> Option<EventWithPayload> {
                 vcpu: r.vcpu,
                 vector: r.vector,
                 by_hardware: r.by_hardware != 0,
+            })
+        }
+        record_type::REC_WAIT => {
+            let r: types::rec_wait = read(bytes)?;
+            EventKind::Wait(Wait {
+                tid: r.tid,
+                vm: r.vm,
+                vcpu: (actor(head.sub.into()) == actor::ACTOR_VCPU).then_some(r.vcpu),
+                waited: r.waited,
+                preempted_by: r.preempted_by,
             })
         }
         _ => return None,

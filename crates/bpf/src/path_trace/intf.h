@@ -41,6 +41,7 @@ enum record_type {
 	REC_STATE,
 	REC_START,
 	REC_DEVICE_IRQ,
+	REC_WAIT,
 };
 
 /* The order is that of model::event::Point. */
@@ -282,6 +283,17 @@ struct rec_start {
 	__u16 pad;
 	__u8 slept;   /* it gave its CPU up; else it was preempted */
 	__u8 context; /* enum wake_context: in which it was woken */
+};
+
+/* A thread has waited for a CPU, and a record follows that has its clock and names nobody: see tell_wait().
+ */
+struct rec_wait {
+	struct rec_head head; /* sub: enum actor */
+	__u64 waited;	      /* by its clock, ns */
+	__u32 tid;
+	__u32 preempted_by;
+	__u32 vm;
+	__u32 vcpu; /* a vCPU's: KVM's number */
 };
 
 /* A prefix of a filter; addresses in network order, IPv4 in the first word. */

@@ -23,6 +23,7 @@ struct {
 	struct rec_print print;
 	struct rec_state state;
 	struct rec_start start;
+	struct rec_wait wait;
 	struct tap_queue tap_queue;
 	struct vcpu_key vcpu_key;
 	struct clock_ref clock_ref;
@@ -160,7 +161,7 @@ struct clock {
 	u8 reads;	  /* enum reads: what its last look at the tap finds */
 	u8 sends;	  /* it has sent a frame since it slept */
 	u16 last_used;	  /* worker: last_used() when it last took a packet */
-	u8 pad2[4];
+	u32 tid;
 	/* vCPU: when a worker last had packets for which no injection may be seen; see request_entry(). 0:
 	 * none */
 	u64 entry_requested;

@@ -387,6 +387,7 @@ impl Tracer {
             EventKind::VcpuState(_) => 1,
             EventKind::Start(_) => 2,
             EventKind::DeviceInterrupt(_) => 3,
+            EventKind::Wait(_) => 4,
             _ => 0,
         });
         batch.iter_mut().for_each(each);

@@ -138,7 +138,6 @@ static __always_inline void fill_tap(struct rec_tap *r, struct packet *p, u64 no
 	r->queue = queue;
 	r->segments = p->segments;
 	r->preempted_by = worker ? worker->preempted_by : 0;
-	/* what a worker waits before a packet comes to the tap is part of its wait until it takes one */
 	r->worker_state = clock_read_or_zeros(worker, now, r->worker, point != POINT_TAP_ENQUEUE);
 }
 

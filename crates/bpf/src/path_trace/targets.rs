@@ -89,6 +89,7 @@ impl Targets {
                     vcpu: vcpu.kvm_id.unwrap_or(types::unknown::VCPU_UNKNOWN.0),
                     index: vcpu.index.into(),
                     own,
+                    tid: vcpu.tid,
                     ..Default::default()
                 };
                 put(&clocks, "thread_clocks", &own.index.to_ne_bytes(), bytes_of(&clock))?;

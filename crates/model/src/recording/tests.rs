@@ -165,7 +165,7 @@ fn unknown_frames_are_skipped_if_they_may_be() {
     let end = (END, postcard::to_stdvec(&Counters::default()).unwrap());
     let with =
         |kind| forged(&[header(&meta()), (kind, vec![1, 2, 3]), events.clone(), (kind, vec![]), end.clone()]);
-    assert_eq!(fuzz(&with(GIVEN + 1)).unwrap(), 1);
+    assert_eq!(fuzz(&with(WAITS + 1)).unwrap(), 1);
     assert_eq!(fuzz(&with(u8::MAX)).unwrap(), 1);
     assert!(fuzz(&with(OPTIONAL - 1)).is_err());
 }
@@ -215,6 +215,7 @@ fn states_and_starts_are_skipped_by_a_former_reader() {
         w.push(event).unwrap();
     }
     w.push(nic_loss(7)).unwrap();
+    w.push(wait(8)).unwrap();
     let file = w.finish(&Counters { ended: 9, events: 8, ..Counters::default() }).unwrap();
     let read = |file: &[u8]| {
         let (mut reader, mut items) = (Reader::new(file).unwrap(), Vec::new());
@@ -223,17 +224,27 @@ fn states_and_starts_are_skipped_by_a_former_reader() {
         }
         items
     };
-    let all = events.into_iter().chain([nic_loss(7)]);
+    let all = events.into_iter().chain([nic_loss(7), wait(8)]);
     assert_eq!(read(&file), all.map(Item::Event).collect::<Vec<_>>());
     // What a former reader requires of the preamble, and how it reads the rest.
     assert_eq!(file[10..12], 3u16.to_le_bytes());
     let mut former = file;
+    former[8..16].copy_from_slice(&preamble(6, 3));
+    assert_eq!(
+        read(&former),
+        [&events[..], &[nic_loss(7)]].concat().iter().map(|e| Item::Event(*e)).collect::<Vec<_>>()
+    );
     former[8..16].copy_from_slice(&preamble(5, 3));
     assert_eq!(read(&former), events.map(Item::Event));
     former[8..16].copy_from_slice(&preamble(4, 3));
     assert_eq!(read(&former), events[..6].iter().map(|e| Item::Event(*e)).collect::<Vec<_>>());
     former[8..16].copy_from_slice(&preamble(3, 3));
     assert_eq!(read(&former), [packet(1), packet(3), of_guest(4, 1)].map(Item::Event));
+}
+
+fn wait(ts: u64) -> Event {
+    let wait = Wait { tid: 71, vm: 7, vcpu: Some(4), waited: ts, preempted_by: 13 };
+    Event { kind: EventKind::Wait(wait), ..packet(ts) }
 }
 
 fn nic_loss(ts: u64) -> Event {
@@ -445,9 +456,9 @@ fn recordings_of_versions_2_to_6_are_read() {
                     EventKind::VcpuState(_) => version < 4,
                     EventKind::Start(_) => version < 5,
                     EventKind::NicLoss(_) => version < 6,
-                    EventKind::DeviceInterrupt(_) | EventKind::Guest(guest::EventKind::Matched(_)) => {
-                        version < 7
-                    }
+                    EventKind::DeviceInterrupt(_)
+                    | EventKind::Guest(guest::EventKind::Matched(_))
+                    | EventKind::Wait(_) => version < 7,
                     _ => false,
                 },
                 Some(Item::Change(change)) => matches!(change.what, Changed::Given { .. }) && version < 7,
@@ -503,6 +514,7 @@ fn what_is_written_has_not_changed_without_a_new_version() {
     let (events, given) = of_given(104);
     events.into_iter().for_each(|event| w.push(event).unwrap());
     w.change(&given).unwrap();
+    w.push(wait(107)).unwrap();
     let counters =
         Counters { ended: 9, events: 7, lost: vec![0, 4], missed: 3, unidentified: 1, vanished: vec![7] };
     let file = w.finish(&counters).unwrap();

@@ -2,7 +2,8 @@
 
 use super::{
     CHANGE, DEVICE_INTERRUPTS, END, EVENTS, Error, GIVEN, HEADER, MAGIC, MATCHED, MAX_EVENTS, MAX_FRAME,
-    MAX_HEADER, NIC_LOSSES, OF_STREAM, SO_FAR, STARTS, STATES, VERSION, check, checksum, preamble, reader_of,
+    MAX_HEADER, NIC_LOSSES, OF_STREAM, SO_FAR, STARTS, STATES, VERSION, WAITS, check, checksum, preamble,
+    reader_of,
 };
 use crate::event::{Event, EventKind};
 use crate::guest;
@@ -60,6 +61,7 @@ impl<W: Write> Writer<W> {
             EventKind::Start(_) => STARTS,
             EventKind::NicLoss(_) => NIC_LOSSES,
             EventKind::DeviceInterrupt(_) => DEVICE_INTERRUPTS,
+            EventKind::Wait(_) => WAITS,
             _ => EVENTS,
         };
         if (event.stream, kind) != (self.stream, self.kind) {

@@ -1,7 +1,9 @@
 //! What is told of a worker's signals, on signals made for it: also if the kernel skipped runs of the probes, as it does while
 //! another worker is preempted within such a probe on the same CPU.
 
-use super::threads::{HOG, Happening, Host, TOLD, TOLD_WORKER, US, records, telling, telling_without_writes};
+use super::threads::{
+    HOG, Happening, Host, MS, TICK, TOLD, TOLD_WORKER, US, records, telling, telling_without_writes,
+};
 use super::{clock, types};
 use teiji_model::event::{Delivery, EventKind, Interrupt};
 use teiji_model::stage::ThreadState;
@@ -355,4 +357,39 @@ fn an_entry_is_later_than_the_interrupt_that_it_takes() {
     let host = host();
     assert_eq!(host.happens(Happening::EntryTime, 0, TOLD_WORKER, 5), 6);
     assert_eq!(host.happens(Happening::EntryTime, 0, TOLD_WORKER, 0), 1);
+}
+
+/// What a vCPU has waited when an interrupt comes is told, and then who is named for the rest is chosen among those of the rest.
+#[test]
+fn a_wait_before_an_interrupt_is_told_from_that_after_it() {
+    let mut host = host();
+    for _ in 0..20 {
+        host.preempts(0, TOLD, HOG);
+        host.passes(12 * MS);
+        takes(&host, 0);
+        begins(&mut host);
+        records(&host.object);
+        accepted(&host, INDEX);
+        let told = records(&host.object);
+        let waits: Vec<_> = told
+            .iter()
+            .filter_map(|(_, e)| if let EventKind::Wait(w) = e { Some(w) } else { None })
+            .collect();
+        let [wait] = waits[..] else { panic!("{told:?}") };
+        assert_eq!((wait.tid, wait.vm, wait.vcpu, wait.preempted_by), (TOLD, 7, Some(INDEX), HOG));
+        let clock =
+            told.iter().find_map(|(_, e)| if let EventKind::Interrupt(i) = e { Some(i.clock) } else { None });
+        assert_eq!(clock.unwrap().get(Ready), wait.waited);
+        host.happens(Happening::Signalled, 0, TOLD_WORKER, 0);
+        host.preempts(0, HOG, TICK);
+        host.passes(MS);
+        host.preempts(0, TICK, TOLD);
+        assert_eq!(host.named(TOLD), TICK);
+        // It has not waited since.
+        takes(&host, 0);
+        begins(&mut host);
+        accepted(&host, INDEX);
+        host.happens(Happening::Signalled, 0, TOLD_WORKER, 0);
+        assert!(!records(&host.object).iter().any(|(_, e)| matches!(e, EventKind::Wait(_))));
+    }
 }

@@ -22,7 +22,7 @@ pub(super) const TOLD: u32 = 13;
 pub(super) const TOLD_WORKER: u32 = 14;
 /// Threads that nobody traces.
 pub(super) const HOG: u32 = 1000;
-const TICK: u32 = 1001;
+pub(super) const TICK: u32 = 1001;
 const NEIGHBOUR: u32 = 1002;
 
 pub(super) const US: u64 = 1_000;
@@ -106,7 +106,7 @@ impl Host {
     }
 
     /// Who is named now for the waits of a thread since this was last asked.
-    fn named(&self, thread: u32) -> u32 {
+    pub(super) fn named(&self, thread: u32) -> u32 {
         self.happens(Happening::PreemptedBy, 0, thread, 0)
     }
 
@@ -136,7 +136,7 @@ pub(super) fn records(object: &Object) -> Vec<(u64, EventKind)> {
 fn told(object: &Object) -> Vec<(u64, u32, ThreadState, u64)> {
     let state = |(ts, kind): (u64, EventKind)| match kind {
         EventKind::VcpuState(s) => Some((ts, s.vcpu, s.state, s.clock.total())),
-        EventKind::Start(_) => None,
+        EventKind::Start(_) | EventKind::Wait(_) => None,
         other => panic!("{other:?}"),
     };
     records(object).into_iter().filter_map(state).collect()
