@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use std::path::Path;
 use teiji_model::event::{EventKind, Point};
 use teiji_model::report::Joined;
-use teiji_model::stage::{Split, Stage, ThreadState};
+use teiji_model::stage::{Stage, ThreadState};
 
 const TRACED: &str = "/sys/kernel/tracing/instances/preemptors";
 
@@ -170,34 +170,28 @@ pub(super) fn of_readings(recording: &Path, waiter: Waiter) -> Result<Vec<Wait>>
     let mut last = None;
     let mut waits = Vec::new();
     for event in events {
-        // How long the thread has waited, and how long its clock has run if that is told.
-        let (ready, total, named) = match (waiter, event.kind) {
-            (Waiter::Vcpu(vm), EventKind::GuestEntry(e)) if e.vm == vm => of_clock(&e.clock, e.preempted_by),
-            (Waiter::Vcpu(vm), EventKind::Kick(k)) if k.vm == vm => of_clock(&k.clock, k.preempted_by),
+        let (clock, named) = match (waiter, event.kind) {
+            (Waiter::Vcpu(vm), EventKind::GuestEntry(e)) if e.vm == vm => (e.clock, e.preempted_by),
+            (Waiter::Vcpu(vm), EventKind::Kick(k)) if k.vm == vm => (k.clock, k.preempted_by),
             (Waiter::Vcpu(vm), EventKind::Wait(w)) if w.vm == vm && w.vcpu.is_some() => {
-                (w.waited, None, w.preempted_by)
+                (w.clock, w.preempted_by)
             }
-            (Waiter::Worker(tid), EventKind::Wait(w)) if w.tid == tid => (w.waited, None, w.preempted_by),
+            (Waiter::Worker(tid), EventKind::Wait(w)) if w.tid == tid => (w.clock, w.preempted_by),
             (Waiter::Worker(tid), EventKind::Packet(p))
                 if p.tid == tid && matches!(p.point, Point::TapDequeue | Point::TapSend) =>
             {
                 let Some(clock) = p.worker else { continue };
-                of_clock(&clock, p.preempted_by)
+                (clock, p.preempted_by)
             }
             _ => continue,
         };
+        let ready = clock.get(ThreadState::Ready);
         // A clock begins at 0: the first reading has all of the wait since then.
-        let begin = total.map(|total| (event.ts.saturating_sub(total), 0));
-        if let Some((from, before)) = last.or(begin) {
-            waits.push(Wait { from, to: event.ts, ns: ready.saturating_sub(before), named });
-        }
+        let (from, before) = last.unwrap_or((event.ts.saturating_sub(clock.total()), 0));
+        waits.push(Wait { from, to: event.ts, ns: ready.saturating_sub(before), named });
         last = Some((event.ts, ready));
     }
     Ok(waits)
-}
-
-fn of_clock(clock: &Split, named: u32) -> (u64, Option<u64>, u32) {
-    (clock.get(ThreadState::Ready), Some(clock.total()), named)
 }
 
 /// The wait of a request for its vCPU.

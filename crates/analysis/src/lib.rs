@@ -255,9 +255,12 @@ impl Analyzer {
                     *packets = packets.saturating_add(loss.packets);
                 }
             }
-            // What is missing of a vCPU's states, or of a thread's starts, shows by the next one; of waits it is part of the next.
+            // What is missing of a vCPU's states, or of a thread's starts, shows by the next one.
             EventKind::VcpuState(_) | EventKind::Start(_) | EventKind::Wait(_)
-                if self.sorter.is_late(event.ts) => {}
+                if self.sorter.is_late(event.ts) =>
+            {
+                self.joiner.late_reading(&event.kind);
+            }
             // A name that comes late is no loss.
             EventKind::ThreadName(name) if self.sorter.is_late(event.ts) => self.joiner.name_thread(&name),
             _ => {

@@ -143,8 +143,8 @@ fn a_worker_that_takes_two_requests_at_once() {
 
 /// A thread that waits when the second request of each pair comes: what was before that is told then, and is a wait of the first alone.
 fn joins_a_wait(h: &mut History, at: u64, clock: Split, tid: u32, vcpu: Option<u32>, preempted_by: u32) {
-    let waited = clock.get(ThreadState::Ready);
-    h.at(at, EventKind::Wait(Wait { tid, vm: VM, vcpu, waited, preempted_by }));
+    let state = ThreadState::Ready;
+    h.at(at, EventKind::Wait(Wait { tid, vm: VM, vcpu, state, clock, preempted_by }));
 }
 
 #[test]

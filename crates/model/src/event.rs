@@ -443,10 +443,20 @@ pub struct Wait {
     pub vm: u32,
     /// A vCPU thread's vCPU, by KVM's number; `None`: a vhost worker.
     pub vcpu: Option<u32>,
-    /// How long it has waited in all by its clock, [`ThreadState::Ready`], ns.
-    pub waited: u64,
+    /// What it does now.
+    pub state: ThreadState,
+    /// Its clock.
+    pub clock: Split,
     /// A thread that had its CPU meanwhile; see [`Packet::preempted_by`].
     pub preempted_by: u32,
+}
+
+impl Wait {
+    /// A vCPU's as a reading of its clock; `None` of a vhost worker.
+    pub fn reading(&self) -> Option<VcpuState> {
+        let &Wait { vm, vcpu, state, clock, preempted_by, .. } = self;
+        vcpu.map(|vcpu| VcpuState { vm, vcpu, index: None, state, clock, preempted_by })
+    }
 }
 
 /// A vCPU thread or vhost worker got a CPU at [`Event::ts`], after it had none. Reported of VMs whose guests report events

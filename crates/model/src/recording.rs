@@ -22,8 +22,8 @@
 //! and as many of its [`Matched`], Given a [`Change`] of that kind, Waits as many of the host's [`Wait`]s (these four from version 7 on), Change any other [`Change`], End
 //! and So far the [`Counters`]; each in postcard's encoding. Without the frames that an older reader skips, a recording tells
 //! less, and nothing wrong: VMs that came later are not in it, guests are seen from the host only, and it is not known what vCPUs
-//! did while requests were in a guest, nor who woke them, nor what NICs discarded, nor what came by NICs that were given to VMs;
-//! who had a CPU before a request waited for it is not told from who had it then.
+//! did while requests were in a guest, nor who woke them, nor what NICs discarded, nor what came by NICs that were given to VMs.
+//! One thing they tell less well: whoever is named for a wait may be who had the CPU in its last part only, as the parts before are in Waits.
 //!
 //! Versions 4 and 5 added ways of matching ([`Matching::since`](crate::flow::Matching)), and version 5 kinds of NICs. A recording
 //! whose header has one of them asks its reader to know it, and one with a NIC that has no tap here (version 7) does, too; all others

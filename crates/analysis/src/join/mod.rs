@@ -343,6 +343,11 @@ impl Joiner {
         self.inbound.late_interrupt(i, &mut self.common, &mut self.requests);
     }
 
+    /// What a thread does, or has waited, was told too late to be joined.
+    pub(crate) fn late_reading(&mut self, event: &EventKind) {
+        self.common.waits.late(event);
+    }
+
     /// Takes an event; they come in order of time.
     pub(crate) fn event(&mut self, event: &Event, sink: Sink) {
         let now = event.ts;
@@ -429,6 +434,12 @@ impl Joiner {
             EventKind::VcpuState(state) => requests.vcpu(now, state, true),
             EventKind::Start(start) => requests.start(now, start),
             EventKind::DeviceInterrupt(i) => self.passthrough.interrupt(now, i, c),
+            // A vCPU that goes on waiting: it divides that time.
+            EventKind::Wait(w) if w.state == ThreadState::Ready => {
+                if let Some(reading) = w.reading() {
+                    requests.vcpu(now, &reading, false);
+                }
+            }
             EventKind::Wait(_)
             | EventKind::DropName(_)
             | EventKind::NicLoss(_)

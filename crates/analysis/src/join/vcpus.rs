@@ -70,7 +70,7 @@ impl Vcpus {
     }
 
     /// Adds a reading; they come in order of time. One that is no `change` of the vCPU's state was made by another CPU, perhaps
-    /// while it changed: it counts only if the vCPU ran before, and its clock agrees. Of its vCPU, what was before `then` is
+    /// while it changed: it counts only if the vCPU ran before and after, or waited for its CPU, and its clock agrees. Of its vCPU, what was before `then` is
     /// forgotten: so the cost of a reading does not depend on the number of vCPUs, and one that reports nothing keeps little.
     pub(super) fn add(&mut self, ts: u64, s: &VcpuState, then: u64, change: bool) {
         if self.all.len() >= MAX_VCPUS && !self.all.contains_key(&s.vcpu) {
@@ -105,7 +105,10 @@ impl Vcpus {
                 spent.total().abs_diff(total) <= SLACK && spent.total() - of_state.min(spent.total()) <= SLACK
             })
         });
-        let agrees = known && of.readings.back().is_some_and(|last| runs(last.state));
+        let agrees = known
+            && of.readings.back().is_some_and(|last| {
+                runs(last.state) && runs(s.state) || [last.state, s.state] == [ThreadState::Ready; 2]
+            });
         if !change && !agrees {
             return;
         }
@@ -252,6 +255,20 @@ mod tests {
         assert_eq!(vcpus.ran(4, 1_100_000, 100), Some(false));
         assert_eq!(vcpus.ran(4, 1_050_050, 100), Some(true));
         assert_eq!((vcpus.ran(4, 900_000, 100), vcpus.ran(4, 1_300_000, 100)), (None, None));
+    }
+
+    /// What a vCPU has waited is told when a packet comes for it; who had the CPU before is named for that part alone.
+    #[test]
+    fn a_wait_that_is_told_in_two_parts_has_two_names() {
+        let (mut all, _) = history(&[(Guest, 50_000), (Ready, 90_000), (Ready, 10_000)]);
+        (all[2].1.preempted_by, all[3].1.preempted_by) = (1, 2);
+        let mut vcpus = Vcpus::new(Seeded::new(1));
+        for (i, (ts, s)) in all.iter().enumerate() {
+            vcpus.add(*ts, s, 0, i != 2);
+        }
+        let mut waits = Vec::new();
+        let split = vcpus.split(4, 1_050_000, 1_150_000, &mut waits);
+        assert_eq!((split, waits), (Some(Split([0, 0, 0, 100_000, 0])), vec![(1, 90_000), (2, 10_000)]));
     }
 
     /// A reading by another CPU that does not agree, as the vCPU changed its state meanwhile, makes nothing unknown.

@@ -34,6 +34,12 @@ pub(super) enum Waiter {
     Vcpu(u32, u32),
 }
 
+impl Waiter {
+    fn of(w: &Wait) -> Waiter {
+        w.vcpu.map_or(Waiter::Worker(w.tid), |vcpu| Waiter::Vcpu(w.vm, vcpu))
+    }
+}
+
 /// A reading that names a thread: how long its own one had waited until then, ns, and that thread's number.
 type Reading = (u64, u32);
 
@@ -43,6 +49,13 @@ struct Readings {
     /// Until where they have been forgotten: how long the thread had waited then, ns.
     forgotten: u64,
     kept: VecDeque<Reading>,
+}
+
+impl Readings {
+    /// How long the thread had waited at the last of them, ns.
+    fn last(&self) -> Option<u64> {
+        self.kept.back().map(|(until, _)| *until)
+    }
 }
 
 /// See the module.
@@ -73,10 +86,25 @@ impl Waits {
                 self.add(Waiter::Vcpu(e.vm, e.vcpu), waited(&e.clock), e.preempted_by)
             }
             EventKind::Kick(k) => self.add(Waiter::Vcpu(k.vm, k.vcpu), waited(&k.clock), k.preempted_by),
-            &EventKind::Wait(Wait { tid, vm, vcpu, waited, preempted_by }) => {
-                let waiter = vcpu.map_or(Waiter::Worker(tid), |vcpu| Waiter::Vcpu(vm, vcpu));
-                self.add(waiter, waited, preempted_by);
-            }
+            EventKind::Wait(w) => self.told(Waiter::of(w), &w.clock, w.preempted_by),
+            EventKind::VcpuState(s) => self.told(Waiter::Vcpu(s.vm, s.vcpu), &s.clock, s.preempted_by),
+            _ => {}
+        }
+    }
+
+    /// A reading that may be another CPU's than the thread's own, and late: it ends nothing that is known already.
+    fn told(&mut self, waiter: Waiter, clock: &Split, preempted_by: u32) {
+        if self.0.get(&waiter).and_then(Readings::last) < Some(waited(clock)) {
+            self.add(waiter, waited(clock), preempted_by);
+        }
+    }
+
+    /// An event that comes too late for its place in the order. If it has a reading, the next one names who had the CPU since then;
+    /// who had it until then is not known.
+    pub(super) fn late(&mut self, event: &EventKind) {
+        match event {
+            EventKind::Wait(w) => self.told(Waiter::of(w), &w.clock, 0),
+            EventKind::VcpuState(s) => self.told(Waiter::Vcpu(s.vm, s.vcpu), &s.clock, 0),
             _ => {}
         }
     }
@@ -171,6 +199,26 @@ mod tests {
         let waits = waits([(1000, 1), (2000, 1), (500, 2)]);
         assert_eq!(named(&waits, 0, 500, 2), 1000);
         assert_eq!(named(&waits, 500, 2000, 1), 0);
+    }
+
+    /// Another CPU may be late with a reading: nothing that is known is forgotten for that.
+    #[test]
+    fn a_wait_that_comes_late_ends_nothing() {
+        let mut waits = waits([(1000, 1), (2000, 2)]);
+        let wait = |waited| Wait {
+            tid: 7,
+            vm: 0,
+            vcpu: None,
+            state: ThreadState::Ready,
+            clock: clock(waited),
+            preempted_by: 3,
+        };
+        waits.event(&EventKind::Wait(wait(1500)));
+        assert_eq!((named(&waits, 0, 1000, 1), named(&waits, 1000, 2000, 2)), (1000, 1000));
+        waits.event(&EventKind::Wait(wait(3000)));
+        assert_eq!(named(&waits, 2000, 3000, 3), 1000);
+        waits.late(&EventKind::Wait(wait(4000)));
+        assert_eq!(named(&waits, 3000, 4000, 0), 1000);
     }
 
     #[test]

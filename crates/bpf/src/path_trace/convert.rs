@@ -130,7 +130,8 @@ pub(super) fn item(bytes: &[u8]) -> Option<EventWithPayload> {
                 tid: r.tid,
                 vm: r.vm,
                 vcpu: (actor(head.sub.into()) == actor::ACTOR_VCPU).then_some(r.vcpu),
-                waited: r.waited,
+                state: state(r.state)?,
+                clock: Split(r.clock),
                 preempted_by: r.preempted_by,
             })
         }

@@ -103,7 +103,7 @@ static __always_inline bool device_interrupt_accepted(u32 apicid, u8 vector)
 	unseen = c && (!c->apic || delivered_by_hardware(c));
 	if (unseen) {
 		before = request_entry(c, now);
-		if (clock_peek(c, now, spent) == STATE_GUEST) {
+		if (clock_copy(c, now, spent, false) == STATE_GUEST) {
 			delivery = DELIVERY_POSTED;
 			cancel_request(c, now, before);
 		}

@@ -289,11 +289,13 @@ struct rec_start {
  */
 struct rec_wait {
 	struct rec_head head; /* sub: enum actor */
-	__u64 waited;	      /* by its clock, ns */
 	__u32 tid;
 	__u32 preempted_by;
 	__u32 vm;
 	__u32 vcpu; /* a vCPU's: KVM's number */
+	__u8 state;
+	__u8 pad[7];
+	__u64 clock[STATES];
 };
 
 /* A prefix of a filter; addresses in network order, IPv4 in the first word. */

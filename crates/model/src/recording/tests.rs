@@ -243,7 +243,14 @@ fn states_and_starts_are_skipped_by_a_former_reader() {
 }
 
 fn wait(ts: u64) -> Event {
-    let wait = Wait { tid: 71, vm: 7, vcpu: Some(4), waited: ts, preempted_by: 13 };
+    let wait = Wait {
+        tid: 71,
+        vm: 7,
+        vcpu: Some(4),
+        state: ThreadState::Ready,
+        clock: Split([1, 2, 3, ts, 5]),
+        preempted_by: 13,
+    };
     Event { kind: EventKind::Wait(wait), ..packet(ts) }
 }
 

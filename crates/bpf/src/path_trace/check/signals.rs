@@ -379,7 +379,7 @@ fn a_wait_before_an_interrupt_is_told_from_that_after_it() {
         assert_eq!((wait.tid, wait.vm, wait.vcpu, wait.preempted_by), (TOLD, 7, Some(INDEX), HOG));
         let clock =
             told.iter().find_map(|(_, e)| if let EventKind::Interrupt(i) = e { Some(i.clock) } else { None });
-        assert_eq!(clock.unwrap().get(Ready), wait.waited);
+        assert_eq!((clock.unwrap(), wait.state), (wait.clock, Ready));
         host.happens(Happening::Signalled, 0, TOLD_WORKER, 0);
         host.preempts(0, HOG, TICK);
         host.passes(MS);
