@@ -294,7 +294,7 @@ pub enum Delivery {
     ///
     /// | `state` | `vector` | meaning | [`Event::ts`] | `signalled` |
     /// | --- | --- | --- | --- | --- |
-    /// | `None` | 0 | nothing | end of the signal | its beginning |
+    /// | `None` | 0 | nothing | end of the signal | its beginning; the same as [`Event::ts`] if none was seen to begin |
     /// | known | 0 | the guest polled, and `vcpu` was in guest mode during the signal: when it received the packets is not known | beginning of the signal | packets written |
     /// | known | [`Interrupt::SKIPPED`] | the same; the probe after the write was skipped | beginning of the signal | its end |
     /// | `None` | [`Interrupt::SKIPPED`] | the probe at the beginning was skipped, or at both ends | when that was noticed: at the end, or when the worker did something else | the same: it covers all packets that were taken by then |

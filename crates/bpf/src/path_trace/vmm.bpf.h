@@ -31,12 +31,13 @@ static __always_inline struct tun_file *queue_of_file(struct kiocb *iocb, struct
 	return tfile;
 }
 
-/* It cannot be told how the packets that the thread has taken are signalled: they are counted. vm: it is
- * not learnt yet whose the interrupt is that was sent; 0 for other reasons. */
+/* It cannot be told how the packets that the thread has taken are signalled: they are counted. If the queue's
+ * interrupt was sent for them, the record says since when. vm: it is not learnt yet whose the interrupt is
+ * that was sent; 0 for other reasons. */
 static __always_inline void give_up_taken(struct clock *c, u64 now, u32 vm)
 {
 	c->signal.queue = c->taking;
-	emit_unknown(c, now, now, vm, 0);
+	emit_unknown(c, now, c->signal.begun ? c->signal.begun : now, vm, 0);
 	c->signal.begun = 0;
 	c->taking.ifindex = 0;
 }
@@ -231,10 +232,10 @@ int BPF_PROG(on_vmm_write, struct kiocb *iocb)
 	c = worker_clock(now);
 	if (!c || c->actor != ACTOR_WORKER)
 		return 0;
-	c->signal.begun = 0;
 	if (c->taking.ifindex) {
 		give_up_taken(c, now, 0);
 	}
+	c->signal.begun = 0;
 	c->sending = q;
 	refer(&senders, &q, c);
 	if (c->sends)
