@@ -64,6 +64,17 @@ struct Kicked {
     kicks: usize,
 }
 
+impl Kicked {
+    /// The guest's doorbell is known soon, and no other one is taken for it.
+    #[track_caller]
+    fn of_its_doorbell(&self) {
+        assert!(2 * self.frames_before_first_kick <= self.frames, "{self:?}: its doorbell is not known");
+        // A frame is kicked for once.
+        let most = 1.05 * self.frames as f64 + 5.0;
+        assert!(self.kicks as f64 <= most, "{self:?}: another doorbell is taken for its");
+    }
+}
+
 fn kicked(case: &Case) -> Kicked {
     let mut k = Kicked::default();
     let mut last = None;
@@ -91,10 +102,8 @@ fn kicked(case: &Case) -> Kicked {
 fn kicked_for(case: &Case) {
     let k = kicked(case);
     eprintln!("{}: {k:?}", case.name);
-    assert!(2 * k.frames_before_first_kick <= k.frames, "{k:?}: its doorbell is not known");
+    k.of_its_doorbell();
     assert!(k.slept > 0 && k.kicks as f64 >= 0.95 * k.slept as f64, "{k:?}: its doorbell is not known");
-    // A frame is kicked for once.
-    assert!(k.kicks as f64 <= 1.05 * k.frames as f64 + 5.0, "{k:?}: another doorbell is taken for its");
 }
 
 /// One thread of the VMM serves tap and disk: it sends the interrupts of both.
@@ -151,10 +160,13 @@ pub fn taps_with_napi_are_followed() {
         (agreement, polled)
     };
     let (agreement, polled) = comparable(make, |(agreement, _)| agreement.few_excused()).unwrap();
-    // No thread is known to have handed over a frame, so it is not known whether one was awake at its kick.
     followed(&agreement, SHORT.requests, 0.01);
     let k = kicked(&CASES[0]);
-    assert!(k.kicks > 0, "{k:?}: its doorbell is not known");
+    eprintln!("{k:?}");
+    k.of_its_doorbell();
+    // No thread is known to have handed over a frame, so it is not known before which ones it slept. It was awake for few of them: up to
+    // 27 % of the frames were counted without a kick of their own.
+    assert!(4 * k.kicks >= k.frames, "{k:?}: its doorbell is not known");
     assert!(polled >= agreement.matched / 2, "NAPI polled the tap {polled} times");
     // Frames pass the stack in a softirq, so no thread is known to have handed them over.
     let recording = lab.out.join(format!("{}.teiji", CASES[0].name));
