@@ -278,25 +278,41 @@ fn share(waits: &[Wait], readings: &[Wait], turns: &Turns, tids: &[u32]) -> Shar
     share
 }
 
-/// The waits of which the trace points say the same, and the others. This machine may stop the emulated CPU between a probe and a
-/// trace point.
+/// Whether the trace points say the same of a wait, or of a time without one. This machine may stop the emulated CPU between a probe
+/// and a trace point.
+fn agrees(wait: &Wait, turns: &Turns) -> bool {
+    let (all, _) = turns.waited(wait.from, wait.to, &[]);
+    (all > 0 || wait.ns == 0) && all.abs_diff(wait.ns) <= 1_000_000 + wait.ns / 10
+}
+
+/// The waits of which the trace points say the same, and the others.
 fn confirmed(waits: Vec<Wait>, turns: &Turns) -> (Vec<Wait>, Vec<Wait>) {
-    let agrees = |wait: &Wait| {
-        let (all, _) = turns.waited(wait.from, wait.to, &[]);
-        all > 0 && all.abs_diff(wait.ns) <= 1_000_000 + wait.ns / 10
-    };
-    waits.into_iter().filter(|wait| wait.ns > 0).partition(agrees)
+    waits.into_iter().filter(|wait| wait.ns > 0).partition(|wait| agrees(wait, turns))
+}
+
+/// Fails unless most of these waits are confirmed.
+fn most_agree(what: &str, agreed: usize, others: usize) -> Result<()> {
+    ensure!(
+        agreed > 0 && others * 10 <= agreed,
+        "{others} waits {what} are not those of the trace points, {agreed} are"
+    );
+    Ok(())
 }
 
 /// The waits between readings that are [`confirmed`]: most of them have to be.
 fn agreed(readings: Vec<Wait>, turns: &Turns) -> Result<Vec<Wait>> {
     let (agreed, others) = confirmed(readings, turns);
-    ensure!(
-        !agreed.is_empty() && others.len() * 10 <= agreed.len(),
-        "{} waits are not those of the trace points, {} are",
-        others.len(),
-        agreed.len()
-    );
+    most_agree("between readings", agreed.len(), others.len())?;
+    Ok(agreed)
+}
+
+/// The waits of requests that are [`confirmed`]. One reading of which the trace points do not say the same lies in the waits of all
+/// requests that were in flight, so how many of these are left says little. Of the other requests most have to be confirmed.
+fn agreed_of_requests(requests: Vec<Wait>, readings: &[Wait], turns: &Turns) -> Result<Vec<Wait>> {
+    let bad: Vec<&Wait> = readings.iter().filter(|reading| !agrees(reading, turns)).collect();
+    let (agreed, mut others) = confirmed(requests, turns);
+    others.retain(|wait| !bad.iter().any(|reading| reading.from < wait.to && wait.from < reading.to));
+    most_agree("of requests", agreed.len(), others.len())?;
     Ok(agreed)
 }
 
@@ -326,9 +342,7 @@ pub fn shares(recording: &Path, vm: u32, turns: &Turns, tids: &[u32]) -> Result<
     let readings = of_readings(recording, Waiter::Vcpu(vm))?;
     let waits = agreed(readings.clone(), turns)?;
     let requests = requests(recording)?.0.iter().filter_map(of_request).collect();
-    // One reading that is not confirmed is in the waits of all requests that were in flight, so how many of these are left says little.
-    let (requests, _) = confirmed(requests, turns);
-    ensure!(!requests.is_empty(), "no wait of a request is that of the trace points");
+    let requests = agreed_of_requests(requests, &readings, turns)?;
     let by_others = |wait: &&Wait| turns.last(wait.from, wait.to).is_some_and(|tid| !tids.contains(&tid));
     let ended: Vec<Wait> = waits.iter().filter(by_others).copied().collect();
     Ok(Shares {
@@ -388,5 +402,31 @@ mod tests {
         assert_eq!(agreed(waits.clone(), &turns).unwrap().len(), waits.len());
         waits.iter_mut().for_each(|wait| wait.ns *= 2);
         assert!(agreed(waits, &turns).is_err());
+    }
+
+    /// Twenty requests wait for 20 ms each, each during two readings.
+    #[test]
+    fn a_request_whose_wait_is_not_confirmed_is_left_out_only_with_a_reading_that_is_not() {
+        const MS: u64 = 1_000_000;
+        let wait = |from: u64, ms: u64| Wait { from, to: from + ms * MS, ns: ms * MS, named: 40 };
+        let begins: Vec<u64> = (0..20).map(|i| i * 100 * MS).collect();
+        let turns = begins.iter().map(|&from| Turn { from, to: from + 20 * MS, tid: 40 });
+        let turns = Turns(turns.collect());
+        let readings = begins.iter().flat_map(|&from| [wait(from, 10), wait(from + 10 * MS, 10)]);
+        let mut readings: Vec<Wait> = readings.collect();
+        let mut requests: Vec<Wait> = begins.iter().map(|&from| wait(from, 20)).collect();
+        let left = |requests: &[Wait], readings: &[Wait]| {
+            agreed_of_requests(requests.to_vec(), readings, &turns).ok().map(|waits| waits.len())
+        };
+        assert_eq!(left(&requests, &readings), Some(20));
+        // Three of the requests contradict the trace points.
+        requests.iter_mut().take(3).for_each(|wait| wait.ns /= 2);
+        assert_eq!(left(&requests, &readings), None);
+        // So do a reading of each of two of them, of which one shows no wait.
+        readings[0].ns *= 2;
+        readings[3].ns = 0;
+        assert_eq!(left(&requests, &readings), Some(17));
+        requests.iter_mut().for_each(|wait| wait.ns = 5 * MS);
+        assert_eq!(left(&requests, &readings), None);
     }
 }
