@@ -112,13 +112,14 @@ fn answered_before_entry(mut events: Vec<Event>) -> Answered {
                 let Some(key) = key(&p) else { continue };
                 let answer_to = (p.ifindex, key);
                 open.remove(&answer_to);
-                // A request may have several segments.
+                // A request may have several segments: the first of their signals counts, and whether any was to a running vCPU.
                 let mut found: Option<(u64, bool)> = None;
                 for of_vcpu in waiting.values_mut() {
                     of_vcpu.retain(|(request, signal, to_running)| {
                         let is_it = *request == answer_to;
                         if is_it {
-                            found = Some((*signal, *to_running || found.is_some_and(|(_, runs)| runs)));
+                            let (first, runs) = found.unwrap_or((*signal, false));
+                            found = Some((first.min(*signal), runs || *to_running));
                         }
                         !is_it
                     });
@@ -311,6 +312,39 @@ mod tests {
             ];
             let answered = answered_before_entry(events);
             assert_eq!(answered, Answered { to_running: 0, others, requests: 1 }, "{state:?}");
+        }
+    }
+
+    /// Two segments of a request, the second of which has an interrupt.
+    #[test]
+    fn an_answer_belongs_to_the_first_of_its_requests_signals() {
+        use Point::{TapDequeue, TapEnqueue, TapSend};
+        let segment = Role::Segment { payload: 9, flags: 0 };
+        for state in [ThreadState::Asleep, ThreadState::Guest] {
+            // The order in which the signals are looked at is another one each time.
+            for _ in 0..20 {
+                let (mut none_sent, mut sent) = (accepted(3), accepted(6));
+                if let EventKind::Interrupt(i) = &mut none_sent.kind {
+                    (i.delivery, i.vector, i.state) = (Delivery::Suppressed, 0, Some(ThreadState::Asleep));
+                }
+                if let EventKind::Interrupt(i) = &mut sent.kind {
+                    i.state = Some(state);
+                }
+                let answered = answered_before_entry(vec![
+                    packet(1, TapEnqueue, 5, segment),
+                    packet(2, TapDequeue, 5, segment),
+                    none_sent,
+                    packet(4, TapEnqueue, 5, segment),
+                    packet(5, TapDequeue, 5, segment),
+                    sent,
+                    packet(7, TapSend, 5, segment),
+                ]);
+                let shown = match state {
+                    ThreadState::Guest => Answered { to_running: 1, others: BTreeMap::new(), requests: 1 },
+                    _ => Answered { to_running: 0, others: BTreeMap::from([(3, 1)]), requests: 1 },
+                };
+                assert_eq!(answered, shown, "{state:?}");
+            }
         }
     }
 
