@@ -101,7 +101,8 @@ struct Guest {
     /// How many events may be used now, and since when that is so.
     tokens: (f64, Instant),
     /// Events that were not used since this was last reported: how many, since when and until when, ns of the guest's clock. Those
-    /// that the analysis refuses are reported at once, those above [`RATE`] with the next answer to a ping, or at the end.
+    /// that the analysis refuses are reported at once, those above [`RATE`] with the next answer to a ping, or at the end
+    /// of the VM or of the trace.
     unused: Option<event::Lost>,
     unused_until: u64,
     /// After how long it is tried again.
@@ -173,8 +174,11 @@ impl Guests {
         });
     }
 
-    /// A VM has ended.
-    pub(super) fn remove(&mut self, pid: u32) {
+    /// A VM has ended: what of its guest was not used is reported before that is.
+    pub(super) fn remove(&mut self, pid: u32, news: &mut dyn FnMut(News) -> bool) {
+        for guest in self.guests.iter_mut().filter(|guest| guest.pid == pid) {
+            guest.tell_unused(news);
+        }
         self.guests.retain(|guest| guest.pid != pid);
     }
 
@@ -423,8 +427,9 @@ impl Guest {
                         self.not_used(ts);
                     }
                 }
-                // Before any request that it belongs to can be complete: what the analysis has refused is not recorded, so nothing but
-                // this says to a replay that it is missing. Each refused event took a token: a flood is not told more often.
+                // What the analysis has refused is not recorded, so nothing but this says to a replay that it is missing: the loss is
+                // at the same place in the order of events for the live report and for a replay. Each refused event took a token: a
+                // flood is not told more often.
                 if refused {
                     self.tell_unused(news);
                 }

@@ -2,8 +2,8 @@
 
 use super::follower::{Follower, Found};
 use super::guests::Guests;
-use super::now;
 use super::session::Session;
+use super::{hear, now};
 use teiji_bpf::path_trace::Tracer;
 use teiji_host::kernel;
 use teiji_model::host::Vm;
@@ -94,7 +94,7 @@ pub(super) fn end(
 ) {
     counters.note_ended_vm(pid);
     if let Some(guests) = guests {
-        guests.remove(pid);
+        guests.remove(pid, &mut |news| hear(news, tracer, session));
     }
     if let Err(error) = tracer.forget(pid) {
         tracing::warn!("{error}");

@@ -271,7 +271,7 @@ fn an_address_is_that_of_one_vm() {
     guests.add(&vm("b", 8), GuestAccess::default());
     guests.add(&vm("a", 9), GuestAccess::default());
     assert_eq!(tcp(&guests), [(7, true), (8, false), (9, false)]);
-    guests.remove(7);
+    guests.remove(7, &mut |_| panic!("nothing was unused"));
     guests.add(&vm("a", 10), GuestAccess::default());
     assert_eq!(tcp(&guests), [(8, false), (9, false), (10, true)], "started again");
 }
@@ -353,6 +353,29 @@ fn what_is_refused_is_told_before_anything_else_can_come() {
         (400, Some((400, 1))),
     ];
     assert_eq!(used, expected);
+}
+
+/// Events above the rate that a guest may report are lost also if its VM ends before the next answer to a ping.
+#[test]
+fn what_was_not_used_of_a_vm_that_has_ended_is_told() {
+    let mut guests = asking("127.0.0.1:1".parse().unwrap());
+    guests.add(&vm("b", 8), GuestAccess::default());
+    for (at, stream) in [(0, 1), (1, 2)] {
+        guests.guests[at].stream = Some(StreamId(stream));
+        guests.guests[at].not_used(200);
+        guests.guests[at].not_used(100);
+    }
+    let mut told = Vec::new();
+    let mut hear = |news: News| {
+        let News::Event(event) = news else { panic!("not an event") };
+        let EventKind::Lost(lost) = event.kind else { panic!("{event:?}") };
+        told.push((event.stream, lost.since, event.ts, lost.count));
+        true
+    };
+    guests.remove(8, &mut hear);
+    guests.remove(8, &mut hear);
+    assert_eq!(told, [(StreamId(2), 100, 200, 2)]);
+    assert!(guests.guests.iter().all(|guest| guest.pid == 7 && guest.unused.is_some()));
 }
 
 proptest! {
