@@ -205,7 +205,7 @@ pub(crate) fn list(dir: &Path) -> std::io::Result<Vec<String>> {
 const LISTINGS: usize = 8;
 
 /// The ids of the threads in a directory `task` of a process, ascending, those that end meanwhile among them. No thread that
-/// lives is left out.
+/// lives is left out, unless others end during each of [`LISTINGS`] listings, and it is left out of all of them.
 ///
 /// # Errors
 /// The kernel's.
