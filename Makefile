@@ -9,8 +9,9 @@ LAB ?= --guests 1
 # Of `make experiment`: which one; KEEP=1 copies the run into experiments/runs/.
 NAME ?= path
 KEEP ?=
-# Of `make soak`: cases of each test.
+# Of `make soak`: cases of each test, and of each test of the agent, whose cases use files and many simulated kills.
 CASES ?= 20000
+AGENT_CASES ?= 2000
 EXPERIMENTS = path sip agent apply admission edf-delay edf-cost overhead
 
 # Says what comes; cargo and the programs tell how far they are.
@@ -35,8 +36,11 @@ check: ## format, lint, documentation, unit and property tests: no lab, no root 
 test: deps ## check format and documentation, lint, and run every test, those in the lab too (root, half an hour)
 	@CARGO="$(CARGO)" .ci/test
 
-soak: deps ## the property and fuzz tests with 20,000 cases each, and a trace of 24 simulated hours (half an hour in all)
+soak: deps ## property and fuzz tests with 20,000 new cases each (agent: 2,000), a trace of 24 simulated hours (about 40 minutes)
 	SOAK_HOURS=24 PROPTEST_CASES=$(CASES) $(CARGO) test --release -p teiji-model -p teiji-policy -p teiji-analysis
+	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p teiji-control -p teiji-guest --lib --bins --test identity --test plan --test suggest
+	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p teiji-bpf --lib -- qdisc_edf::link
+	PROPTEST_CASES=$(AGENT_CASES) $(CARGO) test --release -p teiji-agent --lib --test apply
 
 bench: ## measure the join, the admission test, and observing a host with 1,000 taps (root)
 	$(CARGO) bench -p teiji-analysis -p teiji-control -p teiji-host
