@@ -106,6 +106,27 @@ pub fn place(guest: &Guest<'_>, pattern: &str, vcpus: &str) -> Result<()> {
     Ok(())
 }
 
+/// Does something when it is dropped, so that what a test has changed is put right however the test ends.
+pub struct Undo<F: FnMut() -> Result<()>>(pub F);
+
+impl<F: FnMut() -> Result<()>> Drop for Undo<F> {
+    fn drop(&mut self) {
+        let undone = (self.0)();
+        // A test that has failed says why by itself.
+        if !std::thread::panicking() {
+            assert!(undone.is_ok(), "not put right: {undone:?}");
+        }
+    }
+}
+
+/// Runs a command in a guest when it is dropped: see [`Undo`].
+pub fn undo(guest: &Guest<'_>, command: &str) -> Undo<impl FnMut() -> Result<()>> {
+    Undo(move || {
+        guest.run(command)?.ok()?;
+        Ok(())
+    })
+}
+
 /// The threads of the host that a request had to wake: the vhost worker, the vCPU that took the interrupt, the vCPU on
 /// which the application read.
 pub fn woken(request: &Request) -> u32 {

@@ -12,6 +12,7 @@ use teiji_experiments::path;
 use teiji_experiments::path::accuracy::{self, Agreement, Case};
 use teiji_experiments::path::outgoing::{self, Found};
 use teiji_experiments::pcap::{self, Pairing};
+use teiji_experiments::reporting::Undo;
 use teiji_experiments::tracing::Lab;
 use teiji_lab::harness::{self, Shared};
 use teiji_lab::{Child, Guest};
@@ -137,23 +138,18 @@ fn turns_on_connections_to_an_http_server_are_requests() {
     assert!(agreement.retransmitted + agreement.excused >= agreement.repeated as u64, "{agreement:?}");
 }
 
-/// Runs a command in the lab host when it is dropped, so that what a test has changed there is put right however the test ends.
-struct Undo(String);
-
-impl Drop for Undo {
-    fn drop(&mut self) {
-        let undone = LAB.host.run(&self.0);
-        // A test that has failed says why by itself.
-        if !std::thread::panicking() {
-            undone.unwrap().ok().unwrap();
-        }
-    }
+/// Runs a command in the lab host when it is dropped.
+fn undo(command: String) -> Undo<impl FnMut() -> anyhow::Result<()>> {
+    Undo(move || {
+        LAB.host.run(&command)?.ok()?;
+        Ok(())
+    })
 }
 
 /// A request that the network loses is none of the host until it is sent again.
 fn requests_that_are_lost_on_their_way_are_followed_from_their_first_copy_at_the_host() {
     LAB.host.run("ip netns exec peer tc qdisc add dev eth0 root netem loss 5%").unwrap().ok().unwrap();
-    let _lossless = Undo("ip netns exec peer tc qdisc del dev eth0 root".into());
+    let _lossless = undo("ip netns exec peer tc qdisc del dev eth0 root".into());
     let lost = http("lossy", 200, "get");
     eprintln!("{lost:?}");
 }
@@ -207,7 +203,7 @@ fn large_packets_are_counted_and_followed_whether_or_not_the_host_splits_them() 
     let tap = VM1.taps().remove(0);
     let turn =
         |onto: &str| format!("ethtool -K uplink0 tso {onto} gso {onto} && ethtool -K {tap} tso {onto}");
-    let on = Undo(turn("on"));
+    let on = undo(turn("on"));
     LAB.host.run(&turn("off")).unwrap().ok().unwrap();
     let (divided, called) = http("divided", 120, "large");
     drop(on);
