@@ -34,8 +34,6 @@ use teiji_model::stage::{Stage, ThreadState};
 const OFF_SHARE: f64 = 0.02;
 /// See [`OFF_SHARE`], ns.
 const OFF_NS: f64 = 50_000.0;
-/// Uncertainty of the difference of the two clocks, ns.
-const START_OFF: i64 = 20_000;
 
 /// Two readings of the kernel's clocks, on CPUs that have just been synchronised, may differ by this much, ns.
 const CLOCKS_OFF: u64 = 1_000;
@@ -65,7 +63,7 @@ pub const CASES: [Case; 3] = [
 pub struct Pair {
     /// Start according to the capture, ns of CLOCK_REALTIME.
     pub start: u64,
-    /// How much later it started according to teiji, ns; the clocks' difference is known to [`START_OFF`].
+    /// How much later it started according to teiji, ns, as well as the clocks' difference is known ([`ClockDifference`]).
     pub late: i64,
     /// Time according to the capture, ns.
     pub capture: u64,
@@ -220,7 +218,16 @@ impl Agreement {
 #[derive(Deserialize)]
 pub(super) struct Counts {
     pub(super) dropped: u64,
+    #[serde(flatten)]
+    difference: ClockDifference,
+}
+
+/// CLOCK_REALTIME minus CLOCK_MONOTONIC, ns.
+#[derive(Clone, Copy, Deserialize)]
+struct ClockDifference {
     realtime_minus_monotonic_ns: i64,
+    /// By how much that may be wrong.
+    difference_error_ns: i64,
 }
 
 /// Runs one case with a guest whose server is running.
@@ -291,8 +298,7 @@ pub fn run_under(
     let [inside, outside] = [paired(&inside, side)?, paired(&outside, Side::Downlink)?].map(totals);
     let around = |e: &Exchange| Some([*inside.get(&e.id)?, *outside.get(&e.id)?]);
     let one_at_a_time = case.pairing == Pairing::Http;
-    let pairs =
-        align(&found.exchanges, &joined, counts.realtime_minus_monotonic_ns, one_at_a_time, place, around);
+    let pairs = align(&found.exchanges, &joined, counts.difference, one_at_a_time, place, around);
 
     let off: Vec<f64> = pairs.iter().map(|p| p.off() / 1e3).collect();
     let size: Vec<f64> = off.iter().map(|o| o.abs()).collect();
@@ -424,23 +430,25 @@ fn beyond_tap(request: &Request, inside: Inside) -> [u64; 2] {
 
 /// Matches the requests of both, each used once, in the order of their starts. The capture stamps a packet before teiji
 /// does, and both do so before the next packet arrives, however long the CPU is preempted in between. So teiji's
-/// request is the last one that the capture had stamped by then, if its response had not left yet.
+/// request is the last one that the capture had stamped by then, if its response had not left yet. A client that was held up
+/// sends several requests within 20 µs, so the clocks have to be compared as exactly as they can be.
 ///
 /// A segment of TCP is stamped later, when the capture gets its copy. But a client that sends one request at a time
 /// (`one_at_a_time`) has sent no other before the response left: it is the last one that the capture stamped until then.
 fn align(
     capture: &[Exchange],
     teiji: &[Joined],
-    realtime_minus_monotonic: i64,
+    clocks: ClockDifference,
     one_at_a_time: bool,
     inside: Inside,
     around: impl Fn(&Exchange) -> Option<[u64; 2]>,
 ) -> Vec<Pair> {
     let mut pairs = Vec::new();
     let mut at = 0;
+    let error = clocks.difference_error_ns + CLOCKS_OFF as i64;
     for j in teiji {
-        let start = j.request.start as i64 + realtime_minus_monotonic;
-        let within = if one_at_a_time { j.request.total as i64 } else { START_OFF };
+        let start = j.request.start as i64 + clocks.realtime_minus_monotonic_ns;
+        let within = if one_at_a_time { j.request.total as i64 } else { error };
         let stamped = |e: &Exchange| e.start as i64 <= start + within;
         while capture.get(at + 1).is_some_and(stamped) {
             at += 1;
@@ -448,7 +456,7 @@ fn align(
         let under_way = |e: &&Exchange| stamped(e) && start <= e.start as i64 + e.total as i64;
         if let Some(e) = capture.get(at).filter(under_way) {
             let (start, capture, teiji) = (e.start, e.total, j.request.total);
-            let late = j.request.start as i64 + realtime_minus_monotonic - start as i64;
+            let late = j.request.start as i64 + clocks.realtime_minus_monotonic_ns - start as i64;
             let (around, beyond_tap) = (around(e), beyond_tap(&j.request, inside));
             pairs.push(Pair { start, late, capture, teiji, around, beyond_tap });
             at += 1;
@@ -485,6 +493,10 @@ pub(super) mod tests {
         Joined { vm: 0, request, ended_by: Role::Either, preempted_by: Vec::new() }
     }
 
+    /// The capture's clock is 10 s ahead, which is known to 0.3 µs.
+    const CLOCKS: ClockDifference =
+        ClockDifference { realtime_minus_monotonic_ns: 10_000_000_000, difference_error_ns: 300 };
+
     #[test]
     fn requests_are_told_by_their_starts() {
         let capture: Vec<Exchange> = (1..=4)
@@ -496,14 +508,28 @@ pub(super) mod tests {
             .into_iter()
             .map(|(i, late)| joined(i * 5_000_000 + late, 200 + i))
             .collect();
-        let pairs = align(&capture, &teiji, 10_000_000_000, false, Inside::Tap, |e| Some([e.id, e.id]));
+        let pairs = align(&capture, &teiji, CLOCKS, false, Inside::Tap, |e| Some([e.id, e.id]));
         let totals: Vec<_> = pairs.iter().map(|p| (p.capture, p.teiji)).collect();
         assert_eq!(totals, [(6_000_001, 201), (6_000_003, 203), (6_000_004, 204)]);
         assert_eq!(pairs[1].around, Some([3, 3]));
         // Stamps of the capture that are later, of requests that come one at a time: each 5 ms, for 40 µs.
         let early: Vec<Joined> = [1, 3, 4].map(|i| joined(i * 5_000_000 - 30_000, 40_000)).into();
-        let pairs = align(&capture, &early, 10_000_000_000, true, Inside::Tap, |e| Some([e.id, e.id]));
+        let pairs = align(&capture, &early, CLOCKS, true, Inside::Tap, |e| Some([e.id, e.id]));
         assert_eq!(pairs.iter().map(|p| p.around).collect::<Vec<_>>(), [1, 3, 4].map(|i| Some([i, i])));
+    }
+
+    /// As a client sends them that was held up.
+    #[test]
+    fn requests_that_come_within_microseconds_are_told_apart() {
+        let starts = [(1, 0), (2, 26_499), (3, 41_852), (4, 15_508_914)];
+        let capture = starts.map(|(id, at)| Exchange { id, start: 10_000_000_000 + at, total: 52_030_000 });
+        let teiji = starts.map(|(id, at)| joined(at + 600, 52_028_000 + id));
+        let pairs = align(&capture, &teiji, CLOCKS, false, Inside::Tap, |e| Some([e.id, e.id]));
+        assert_eq!(pairs.iter().map(|p| p.teiji - 52_028_000).collect::<Vec<_>>(), [1, 2, 3, 4]);
+        assert!(
+            pairs.iter().all(|p| p.late == 600 && p.around == Some([p.teiji - 52_028_000; 2])),
+            "{pairs:?}"
+        );
     }
 
     #[test]

@@ -37,6 +37,8 @@ pub struct Counts {
     pub dropped: u64,
     /// CLOCK_REALTIME minus CLOCK_MONOTONIC at the end, ns.
     pub realtime_minus_monotonic_ns: i64,
+    /// By how much that may be wrong, ns.
+    pub difference_error_ns: i64,
 }
 
 static STOP: AtomicBool = AtomicBool::new(false);
@@ -96,11 +98,12 @@ pub fn run(interface: &str, file: &Path, snap: u32, length: Option<Duration>) ->
     };
     out.flush().doing(write)?;
     dropped += statistics()?.dropped;
-    Ok(Counts { packets, dropped, realtime_minus_monotonic_ns: clock_difference() })
+    let (difference_error_ns, realtime_minus_monotonic_ns) = clock_difference();
+    Ok(Counts { packets, dropped, realtime_minus_monotonic_ns, difference_error_ns })
 }
 
-/// CLOCK_REALTIME − CLOCK_MONOTONIC, ns, from the closest of several pairs of readings.
-fn clock_difference() -> i64 {
+/// CLOCK_REALTIME − CLOCK_MONOTONIC, ns, from the closest of several pairs of readings; before it, by how much that may be wrong.
+fn clock_difference() -> (i64, i64) {
     let real = || {
         nix::time::clock_gettime(nix::time::ClockId::CLOCK_REALTIME)
             .map_or(0, |t| t.tv_sec() * 1_000_000_000 + t.tv_nsec())
@@ -110,10 +113,10 @@ fn clock_difference() -> i64 {
             let before = super::now_ns() as i64;
             let r = real();
             let after = super::now_ns() as i64;
-            (after - before, r - (before + after) / 2)
+            ((after - before + 1) / 2, r - (before + after) / 2)
         })
         .min()
-        .map_or(0, |(_, d)| d)
+        .unwrap_or_default()
 }
 
 /// What the kernel has done with the packets of a ring since it was asked last.
