@@ -13,7 +13,7 @@ use std::time::Duration;
 use teiji_lab::{Child, Guest, GuestSpec};
 use teiji_model::guest::PORT;
 use teiji_model::report::{GuestPart, Inside, Request, StageReport, VmReport};
-use teiji_model::stage::{Stage, ThreadState};
+use teiji_model::stage::{Split, Stage, ThreadState};
 
 /// In an emulated machine, programs are first read over a network file system, and the verifier takes seconds.
 pub const START: Duration = Duration::from_secs(180);
@@ -139,18 +139,21 @@ pub fn undo(guest: &Guest<'_>, command: &str) -> Undo<impl FnMut() -> Result<()>
     })
 }
 
-/// The threads of the host that a request had to wake: the vhost worker, the vCPU that took the interrupt, the vCPU on
-/// which the application read.
-pub fn woken(request: &Request) -> u32 {
-    let slept = |stage: Stage| {
-        let split = request.stages.iter().find(|s| s.stage == stage).and_then(|s| s.split);
-        split.is_some_and(|split| split.get(ThreadState::Asleep) > 0)
+/// Whether a request found a thread of the host asleep: the vhost worker, the vCPU that took the interrupt, another vCPU on
+/// which the application read. `None`: that is not known.
+pub fn slept(request: &Request) -> [Option<bool>; 3] {
+    let slept = |split: Option<Split>| split.map(|split| split.get(ThreadState::Asleep) > 0);
+    let of = |stage: Stage| slept(request.stages.iter().find(|s| s.stage == stage)?.split);
+    let reader = || {
+        let inside = request.inside?;
+        if inside.moved { slept(inside.splits[GuestPart::SocketWait as usize]) } else { Some(false) }
     };
-    let reader = request.inside.is_some_and(|inside| {
-        let wait = inside.splits[GuestPart::SocketWait as usize];
-        inside.moved && wait.is_some_and(|split| split.get(ThreadState::Asleep) > 0)
-    });
-    u32::from(slept(Stage::TapQueue)) + u32::from(slept(Stage::VcpuWake)) + u32::from(reader)
+    [of(Stage::TapQueue), of(Stage::VcpuWake), reader()]
+}
+
+/// How many threads of the host a request had to wake, of those that [`slept`] tells.
+pub fn woken(request: &Request) -> u32 {
+    slept(request).into_iter().map(|slept| u32::from(slept == Some(true))).sum()
 }
 
 /// The shares of a VM's response time in which its worker, and its vCPUs, were asleep while a request waited for them.

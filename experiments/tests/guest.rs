@@ -11,11 +11,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use teiji_experiments::load::{self, Figures, StallAt};
-use teiji_experiments::numbers;
 use teiji_experiments::path::{
     agrees, comparable, excused, few, few_excused, late, may_be_incomplete, only, out_of_order, unseen,
 };
-use teiji_experiments::reporting::{self, START, Undo, undo, wake_shares, woken};
+use teiji_experiments::reporting::{self, START, Undo, slept, undo, wake_shares};
 use teiji_experiments::sip::{self, findings};
 use teiji_experiments::tracing::{self, Lab, Trace, Traced};
 use teiji_lab::harness::{self, Shared};
@@ -23,7 +22,7 @@ use teiji_lab::{Child, Guest};
 use teiji_model::event::{Event, EventKind, Interrupt, Point, Role};
 use teiji_model::finding::Cause;
 use teiji_model::report::{Blame, CallMessage, GuestPart, Inside, Joined, Reason, Report, Request, VmReport};
-use teiji_model::stage::{Split, Stage, ThreadState};
+use teiji_model::stage::{Stage, ThreadState};
 use teiji_model::threads::{ThreadRole, WokenBy};
 
 const TRACE: &str = "--vm vm1 --guest --flow 'udp port 7'";
@@ -362,24 +361,23 @@ fn a_reader_whose_vcpu_had_halted_is_told_from_one_whose_vcpu_polled() {
         eprintln!("{:?}; {inside:?}", wake_shares(only(&traced.report).unwrap()));
         assert_eq!(inside.contradictions, 0, "{inside:?}");
     }
-    // Medians, as a mean is of the few requests during which the machine stood still.
+    // How many requests found each of the three threads asleep, of those of which that is known. What else the guest does (it
+    // reports, for one) wakes its vCPUs too, the more of the time the slower the machine is, so it may be the minority.
     let [of_halted, of_polled] = [halted, polled].map(|traced| {
-        let alone = alone(traced);
-        let median = |of: &dyn Fn(&Request) -> Option<f64>| {
-            numbers::median(&alone.iter().filter_map(of).collect::<Vec<_>>())
+        let slept: Vec<[Option<bool>; 3]> = alone(traced).iter().map(slept).collect();
+        let share = |thread: usize| {
+            let known: Vec<bool> = slept.iter().filter_map(|slept| slept[thread]).collect();
+            known.iter().filter(|&&slept| slept).count() as f64 / known.len() as f64
         };
-        let asleep = |split: Split| split.get(ThreadState::Asleep) as f64;
-        let of_socket = |r: &Request| r.inside?.splits[GuestPart::SocketWait as usize].map(asleep);
-        let of_wake = |r: &Request| r.stages.iter().find(|s| s.stage == Stage::VcpuWake)?.split.map(asleep);
-        [median(&|r| Some(woken(r).into())), median(&of_socket), median(&of_wake)]
+        (slept.iter().filter(|&&slept| slept == [Some(true); 3]).count(), [0, 1, 2].map(share))
     });
     eprintln!(
-        "threads woken, ns asleep in the socket and until the entry: {of_halted:?}; polled {of_polled:?}"
+        "requests that found all asleep, shares that found each asleep: {of_halted:?}; polled {of_polled:?}"
     );
     // A request to an idle host wakes the worker, the vCPU that takes the interrupt, and that of the reader; to one that
     // polls, the worker at most.
-    assert!(of_halted[0] > 2.0 && of_polled[0] < of_halted[0] - 1.0, "{of_halted:?} {of_polled:?}");
-    let much_less = |what: usize| of_polled[what] < of_halted[what] / 3.0;
+    assert!(of_halted.0 > 0, "{of_halted:?} {of_polled:?}");
+    let much_less = |thread: usize| of_polled.1[thread] < of_halted.1[thread] / 3.0;
     assert!(much_less(1) && much_less(2), "{of_halted:?} {of_polled:?}");
 }
 
