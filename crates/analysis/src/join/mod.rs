@@ -75,6 +75,7 @@ use teiji_model::flow::Direction;
 use teiji_model::guest;
 use teiji_model::host::{DataPlane, GivenNic, Vm};
 use teiji_model::report::{Joined, Meta, Reason};
+use teiji_model::stage::ThreadState;
 use teiji_model::stream::StreamId;
 pub(crate) use timeline::RequestStarts;
 pub(crate) use validity::{DropSites, Exclusion, OTHER_DROPS, Validity};
