@@ -22,7 +22,7 @@ use nix::{
 };
 use serde::Serialize;
 
-use super::now_ns;
+use super::{clock_difference, now_ns, ns_of};
 use crate::error::{Doing, Error, Result};
 
 /// Bytes on an Ethernet wire in addition to the payload: UDP 8, IPv4 20, Ethernet 14, check sequence 4, preamble 8, gap
@@ -232,7 +232,7 @@ fn listen(
         open.push(Port { socket, port, deadline, late, times, highest: None, reordered, max, read_max });
     }
     // The kernel stamps with CLOCK_REALTIME, which nobody sets during the measurement.
-    let offset = ns_of(ClockId::CLOCK_REALTIME).wrapping_sub(now_ns());
+    let offset = clock_difference().1 as u64;
     let bound: Vec<u16> = open.iter().map(|p| p.port).collect();
     ready(&bound);
     let mut begun = false;
@@ -273,11 +273,6 @@ fn listen(
         read_max_ns: p.read_max,
     };
     Ok(open.into_iter().map(arrived).collect())
-}
-
-/// The present time of that clock, ns.
-pub(super) fn ns_of(clock: ClockId) -> u64 {
-    nix::time::clock_gettime(clock).map_or(0, |t| t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64)
 }
 
 /// When the next datagram was sent, its number, and when it arrived; times in ns of CLOCK_MONOTONIC.
