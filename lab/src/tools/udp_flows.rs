@@ -3,8 +3,8 @@
 //! A datagram begins with the time of sending (CLOCK_MONOTONIC, ns) and its number (8 bytes each, little endian).
 //! Sender and receiver are on one machine, in different network namespaces, so they use the same clock.
 //!
-//! A flow obeys a token bucket: it sends its burst at once, and the next burst not before the bucket is full again,
-//! however late it was. All flows begin at the same time, which is the worst case for a scheduler.
+//! A flow obeys a token bucket: it sends its burst at once, and the next burst not before the bucket is full again after the last
+//! datagram, however late that was. All flows begin at the same time, which is the worst case for a scheduler.
 
 use std::{
     io,
@@ -120,9 +120,11 @@ pub fn send(flows: &[Flow], length: Duration, limit: Option<u64>) -> Result<Vec<
             // A signal would wake it up early, but there are none.
             let _ = clock_nanosleep(ClockId::CLOCK_MONOTONIC, ClockNanosleepFlags::TIMER_ABSTIME, &until);
         }
-        *due = now_ns() + *period;
         for _ in 0..flow.burst {
-            payload[..8].copy_from_slice(&now_ns().to_le_bytes());
+            let stamp = now_ns();
+            // From the last datagram of the burst, however long this program had to wait for a CPU since the first.
+            *due = stamp + *period;
+            payload[..8].copy_from_slice(&stamp.to_le_bytes());
             payload[8..16].copy_from_slice(&(sent.sent + sent.refused).to_le_bytes());
             let by = (flow.deadline_us > 0).then(|| ns_of(ClockId::CLOCK_TAI) + flow.deadline_us * 1000);
             match give(socket, &payload[..flow.size], by) {
