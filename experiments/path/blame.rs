@@ -277,8 +277,8 @@ enum Greatest {
 /// Whether the situation's part is the greatest of the vCPUs' and the vhost workers' parts, each measured in its greatest
 /// stage: by the median, or, if the part makes the response time fluctuate, by the share of the fluctuation, as in the
 /// verdict. Other work of this machine changes the fluctuation (an emulated CPU that is stopped for 300 ms wakes up its
-/// worker that late), but hardly the median: then it is the greatest by the median alone. So it is if the fluctuation of a stage, or
-/// of the rest of one, that is no thread's is greater.
+/// worker that late), but hardly the median: then it is the greatest by the median alone. The same holds if a stage without thread states,
+/// or what a stage's thread states leave over, has more of the fluctuation.
 fn greatest_of_host(vm: &VmReport, s: &Situation) -> Option<Greatest> {
     let fluctuates = vm.verdict.fluctuation && s.state == ThreadState::Ready;
     if greatest_by(vm, s, fluctuates) {
@@ -359,7 +359,9 @@ fn greatest_by(vm: &VmReport, s: &Situation, fluctuation: bool) -> bool {
     // What no thread's state divides may be most of the fluctuation if an emulated CPU is stopped within it.
     let undivided = |stage: &StageReport| match stage.stage {
         Stage::Guest | Stage::Unattributed => 0.0,
-        _ if fluctuation => stage.fluctuation_share - stage.parts.iter().map(share).sum::<f64>(),
+        _ if fluctuation => {
+            stage.fluctuation_share - stage.parts.iter().map(|p| share(p).max(0.0)).sum::<f64>()
+        }
         _ => 0.0,
     };
     let wanted = greatest(s.stages, &|state| state == s.state);

@@ -303,11 +303,9 @@ fn the_part_of_the_path_that_is_slow_in_the_guest_is_shown() {
     };
     let make = || reporting::traced(&LAB, "busy", TRACE, load).unwrap();
     let few = |(traced, d): &(Traced, Delayed)| {
-        let (_, inside) = inside(&traced.report);
-        let lost: u64 = traced.report.guests.iter().map(|guest| guest.lost).sum();
-        agrees("undivided", inside.undivided, 0..=lost, 0)?;
+        let divided = only(&traced.report)?.inside.as_ref().map_or(0, |inside| inside.divided);
         // What the guest reports more than half a second late is lost, and the request is not divided.
-        Ok(few_excused(traced, d.sent, d.answered.clone())? && inside.divided >= ENOUGH / 2)
+        Ok(few_excused(traced, d.sent, d.answered.clone())? && divided >= ENOUGH / 2)
     };
     let compared = comparable(make, few);
     drop((reporter, server));
@@ -319,6 +317,7 @@ fn the_part_of_the_path_that_is_slow_in_the_guest_is_shown() {
     // All that it answers are divided.
     let [guest] = busy.report.guests[..] else { panic!("{:?}", busy.report.guests) };
     assert!(inside.violations <= raced(&busy), "{inside:?} {guest:?}");
+    assert!(inside.undivided <= guest.lost, "{inside:?} {guest:?}");
     let means: Vec<f64> = inside.parts.iter().map(|part| part.dist.mean).collect();
     let of_a_turn = waited as f64 / turns as f64;
     eprintln!(
@@ -382,9 +381,10 @@ fn a_reader_whose_vcpu_had_halted_is_told_from_one_whose_vcpu_polled() {
     // reports, for one) wakes its vCPUs too, the more of the time the slower the machine is: then these are few of the requests.
     assert!(slept.0 > 0, "{slept:?}");
     for thread in [1, 2] {
-        // KVM polls where it is told to, and nowhere else, and those that poll do not sleep.
-        assert!(no_poll.1[thread] == 0 && polls.1[thread] > 0, "{no_poll:?} {polls:?}");
-        assert!(slept_less.2[thread] < slept.2[thread], "{slept:?} {slept_less:?}");
+        // KVM polls where it is told to, and nowhere else. There, a request that finds the vCPU idle finds it polling, but for the first
+        // ones after a stop of the machine, when KVM begins with short polls again.
+        assert!(no_poll.1[thread] == 0 && slept.1[thread] > 0, "{no_poll:?} {slept:?}");
+        assert!(slept_less.1[thread] < polls.1[thread], "{slept_less:?} {polls:?}");
     }
 }
 
@@ -429,7 +429,8 @@ fn a_reader_whose_vcpu_waits_for_a_cpu_is_told_with_who_had_it() {
     let of_host =
         vm.findings.iter().filter(|f| f.blame == Blame::Host && f.evidence.iter().any(|e| e.part.is_some()));
     // By their time: of the fluctuation, one request that meets a machine that stands still has more than all others.
-    let time = |f: &Finding| f.evidence.iter().map(|e| e.time_share).sum::<f64>();
+    let time =
+        |f: &Finding| f.evidence.iter().filter(|e| e.part.is_some()).map(|e| e.time_share).sum::<f64>();
     let found =
         of_host.max_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or_else(|| panic!("{:?}", vm.findings));
     assert_eq!(found.cause, Cause::VcpuWaitsForCpu, "{:?}", vm.findings);
@@ -460,10 +461,10 @@ fn no_start_of_a_thread_is_made_up() {
     let described = &traced.report.meta.vms[0];
     let vcpu = |index: u16| described.vcpus.iter().find(|v| v.index == index).unwrap().tid;
     let workers: Vec<u32> = described.workers.iter().map(|w| w.tid).collect();
-    // The worker wakes the vCPU of the interrupt, if what else the guest does has not woken it.
+    // In most cases the worker wakes the vCPU of the interrupt.
     let role = threads.roles.iter().find(|r| r.role == ThreadRole::InterruptVcpu).unwrap();
-    let is_worker = |by: &WokenBy| matches!(by, WokenBy::Thread { tid, .. } if workers.contains(tid));
-    assert!(role.woken_by.iter().any(|(by, _)| is_worker(by)), "{workers:?} {role:?}");
+    let (by, _) = role.woken_by.first().unwrap();
+    assert!(matches!(by, WokenBy::Thread { tid, .. } if workers.contains(tid)), "{workers:?} {role:?}");
 
     let events = tracing::events(traced.recording.as_deref().unwrap()).unwrap();
     let mut told: BTreeMap<u32, u64> = BTreeMap::new();

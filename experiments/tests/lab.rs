@@ -545,7 +545,7 @@ fn nothing_is_left_attached_after_kill_9() {
 /// Also checks that a trace ends when a VM dies: both need the second guest.
 fn several_vms_are_traced_at_once() {
     let boot = || {
-        // Its worker has a CPU of its own: if workers share one, they preempt each other within a probe, and runs of it are skipped.
+        // Its worker does not share a CPU with that of vm1: they would preempt each other within a probe, and runs of it be skipped.
         let vm2 = LAB.host.guest(&GuestSpec { vhost_cpu: Some(3), ..GuestSpec::named("vm2") }).unwrap();
         let server = load::echo_server(&LAB.host, &vm2).unwrap();
         (vm2, server)
