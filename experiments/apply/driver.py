@@ -48,13 +48,16 @@ def cpus(text):
 
 
 def threads(pid):
-    """Names of the VM's threads by id, without QEMU's pool of I/O threads, which grows and shrinks."""
+    """Names of the VM's threads by id, without QEMU's pool of I/O threads, which grows and shrinks: of the others each has a name of its own."""
 
     def named():
         names = {int(tid): read(f"/proc/{pid}/task/{tid}/comm") for tid in os.listdir(f"/proc/{pid}/task")}
-        return {tid: name for tid, name in names.items() if name not in (None, "worker")}
+        main = names.get(pid)
+        # Until it runs and sets its own, a new thread of the pool has the name of its creator, the main thread.
+        named = {tid: name for tid, name in names.items() if tid == pid or name != main}
+        return {tid: name for tid, name in named.items() if name not in (None, "worker")}
 
-    # A new thread of the pool has its creator's name until it sets its own.
+    # A thread may end, or begin, during a look.
     while True:
         found = named()
         time.sleep(0.02)

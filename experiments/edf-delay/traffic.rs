@@ -114,7 +114,8 @@ pub fn measure(host: &LabHost, qdisc: &'static str, workload: &Workload) -> Resu
     let ports = list((0..workload.channels.len()).map(|i| (6000 + i).to_string()).collect());
     let deadlines = list(workload.channels.iter().map(|c| c.deadline_us.to_string()).collect());
     let seconds = workload.seconds;
-    // `snap` starts no program between the counters and the time: reading it from the disk would take time.
+    // `snap` starts no program between the counters and the time: reading it from the disk would take time. The sender of the flows
+    // is a real-time process, as its wait for a CPU between a stamp and the queue would count as the queue's delay.
     let script = format!(
         "cd /tmp; rm -f arrivals sent\n\
          snap() {{ ip netns exec b bash -c 'cd /sys/class/net/vb/statistics; \
@@ -122,7 +123,7 @@ pub fn measure(host: &LabHost, qdisc: &'static str, workload: &Workload) -> Resu
          ip netns exec b ./teiji-lab udp-arrivals --ports {ports} --deadlines-us {deadlines} --sinks 7000 >arrivals &\n\
          r=$!; until grep -q receiving arrivals; do sleep 0.1; done\n\
          ip netns exec a ./teiji-lab udp-flows --for {} {} >/dev/null & f=$!; sleep 1\n\
-         ip netns exec a ./teiji-lab udp-flows --for {seconds} {} >sent & s=$!\n\
+         ip netns exec a chrt -f 1 ./teiji-lab udp-flows --for {seconds} {} >sent & s=$!\n\
          sleep 1; snap; sleep {}; snap; wait $s $f $r; tail -n 1 sent; tail -n 1 arrivals",
         seconds + 2,
         rivals::flood(qdisc),

@@ -224,10 +224,17 @@ pub(super) struct Counts {
 
 /// CLOCK_REALTIME minus CLOCK_MONOTONIC, ns.
 #[derive(Clone, Copy, Deserialize)]
-struct ClockDifference {
-    realtime_minus_monotonic_ns: i64,
+pub(crate) struct ClockDifference {
+    pub(crate) realtime_minus_monotonic_ns: i64,
     /// By how much that may be wrong.
-    difference_error_ns: i64,
+    pub(crate) difference_error_ns: i64,
+}
+
+impl ClockDifference {
+    /// By how much a capture's stamp may seem to be later than one of teiji's that was made after it, ns.
+    pub(crate) fn error(&self) -> i64 {
+        self.difference_error_ns + CLOCKS_OFF as i64
+    }
 }
 
 /// Runs one case with a guest whose server is running.
@@ -445,10 +452,9 @@ fn align(
 ) -> Vec<Pair> {
     let mut pairs = Vec::new();
     let mut at = 0;
-    let error = clocks.difference_error_ns + CLOCKS_OFF as i64;
     for j in teiji {
         let start = j.request.start as i64 + clocks.realtime_minus_monotonic_ns;
-        let within = if one_at_a_time { j.request.total as i64 } else { error };
+        let within = if one_at_a_time { j.request.total as i64 } else { clocks.error() };
         let stamped = |e: &Exchange| e.start as i64 <= start + within;
         while capture.get(at + 1).is_some_and(stamped) {
             at += 1;

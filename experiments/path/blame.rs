@@ -277,7 +277,8 @@ enum Greatest {
 /// Whether the situation's part is the greatest of the vCPUs' and the vhost workers' parts, each measured in its greatest
 /// stage: by the median, or, if the part makes the response time fluctuate, by the share of the fluctuation, as in the
 /// verdict. Other work of this machine changes the fluctuation (an emulated CPU that is stopped for 300 ms wakes up its
-/// worker that late), but hardly the median: then it is the greatest by the median alone.
+/// worker that late), but hardly the median: then it is the greatest by the median alone. The same holds if a stage without thread states,
+/// or what a stage's thread states leave over, has more of the fluctuation.
 fn greatest_of_host(vm: &VmReport, s: &Situation) -> Option<Greatest> {
     let fluctuates = vm.verdict.fluctuation && s.state == ThreadState::Ready;
     if greatest_by(vm, s, fluctuates) {
@@ -355,8 +356,18 @@ fn greatest_by(vm: &VmReport, s: &Situation, fluctuation: bool) -> bool {
         let parts = vm.stages.iter().filter(of_stage).flat_map(|stage| &stage.parts);
         parts.filter(|p| wanted(p.state)).map(share).fold(0.0, f64::max)
     };
+    // What no thread's state divides may be most of the fluctuation if an emulated CPU is stopped within it.
+    let undivided = |stage: &StageReport| match stage.stage {
+        Stage::Guest | Stage::Unattributed => 0.0,
+        _ if fluctuation => {
+            stage.fluctuation_share - stage.parts.iter().map(|p| share(p).max(0.0)).sum::<f64>()
+        }
+        _ => 0.0,
+    };
     let wanted = greatest(s.stages, &|state| state == s.state);
-    wanted > 0.0 && wanted >= greatest(&[Stage::VcpuWake, Stage::TapQueue, Stage::VhostTx], &|_| true)
+    wanted > 0.0
+        && wanted >= greatest(&[Stage::VcpuWake, Stage::TapQueue, Stage::VhostTx], &|_| true)
+        && wanted >= vm.stages.iter().map(undivided).fold(0.0, f64::max)
 }
 
 /// Whether the parts that the verdict names are at least as great as the situation's part, by the verdict's measure.
@@ -609,6 +620,12 @@ mod tests {
         let mut behind = blames_the_guest(0.0);
         behind.stages[1] = stage(Stage::TapQueue, 9_000_001, 0.1, Some(ThreadState::Asleep));
         assert_eq!(greatest_of_host(&behind, s), None);
+        // One stop of an emulated CPU in a stage that no thread's state divides.
+        let mut stopped = blames_the_guest(0.4);
+        stopped.stages.push(stage(Stage::Irq, 50_000, 0.5, None));
+        assert_eq!(greatest_of_host(&stopped, s), Some(Greatest::ByMedianAlone));
+        stopped.stages[3] = stage(Stage::Irq, 50_000, 0.3, None);
+        assert_eq!(greatest_of_host(&stopped, s), Some(Greatest::AsJudged));
     }
 
     #[test]

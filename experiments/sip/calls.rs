@@ -14,12 +14,13 @@
 use super::{Extent, TRACE};
 use crate::load;
 use crate::numbers::{quantile, share};
+use crate::path::accuracy::ClockDifference;
 use crate::path::{lost, may_be_incomplete, only};
 use crate::pcap::{self, Side};
 use crate::reporting::START;
 use crate::tracing::{Lab, Trace, requests};
 use anyhow::{Context, Result};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 use teiji_lab::Guest;
@@ -28,8 +29,6 @@ use teiji_model::stage::Stage;
 
 /// A call's times may differ by this share.
 const OFF: f64 = 0.02;
-/// Uncertainty of the difference of the two clocks, ns.
-const START_OFF: i64 = 20_000;
 
 /// A call, ns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -99,12 +98,6 @@ pub struct Agreement {
     pub all: Vec<Compared>,
 }
 
-/// The last line of `teiji-lab capture`.
-#[derive(Deserialize)]
-struct Counts {
-    realtime_minus_monotonic_ns: i64,
-}
-
 /// Makes calls to a guest whose SIP server is running.
 ///
 /// # Errors
@@ -122,7 +115,7 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, extent: &Extent) -> Result<Agreement> {
     std::thread::sleep(Duration::from_secs(2));
     lab.host.run(&format!("kill -INT {}", capture.id()?))?.ok()?;
     let printed = capture.wait()?.ok()?;
-    let counts: Counts = serde_json::from_str(printed.lines().last().unwrap_or_default())
+    let clocks: ClockDifference = serde_json::from_str(printed.lines().last().unwrap_or_default())
         .with_context(|| format!("the capture printed {printed:?}"))?;
     let traced = trace.stop()?;
     let recording = traced.recording.as_deref().context("no recording")?;
@@ -138,7 +131,7 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, extent: &Extent) -> Result<Agreement> {
         messages.iter().zip(&times).map(|((id, total), ms)| (id.as_str(), (*total, *ms))).collect();
     let calls = of_recording(&joined);
     let mut all = Vec::new();
-    for (teiji, call) in align(&captured, &calls, counts.realtime_minus_monotonic_ns) {
+    for (teiji, call) in align(&captured, &calls, clocks) {
         let Some((messages, response_times)) = by_id.get(call.call.as_str()).copied() else { continue };
         let (start, capture) = (call.start, call.total);
         all.push(Compared { start, teiji, capture, messages, response_times });
@@ -283,13 +276,13 @@ fn of_recording(joined: &[Joined]) -> Vec<(u64, u64)> {
 fn align<'c>(
     captured: &'c [pcap::CallSeen],
     teiji: &[(u64, u64)],
-    realtime_minus_monotonic: i64,
+    clocks: ClockDifference,
 ) -> Vec<(u64, &'c pcap::CallSeen)> {
     let mut pairs = Vec::new();
     let mut at = 0;
     for (start, total) in teiji {
-        let start = *start as i64 + realtime_minus_monotonic;
-        let stamped = |call: &pcap::CallSeen| call.start as i64 <= start + START_OFF;
+        let start = *start as i64 + clocks.realtime_minus_monotonic_ns;
+        let stamped = |call: &pcap::CallSeen| call.start as i64 <= start + clocks.error();
         while captured.get(at + 1).is_some_and(stamped) {
             at += 1;
         }
@@ -354,7 +347,8 @@ mod tests {
         let call = |start, total| pcap::CallSeen { call: format!("{start}"), start, total };
         let captured = [call(10_000_000, 900_000), call(20_000_000, 900_000), call(30_000_000, 900_000)];
         // The second is missing; the clocks differ by 1 ms.
-        let found = align(&captured, &[(9_010_000, 890_000), (29_010_000, 880_000)], 1_000_000);
+        let clocks = ClockDifference { realtime_minus_monotonic_ns: 1_000_000, difference_error_ns: 300 };
+        let found = align(&captured, &[(9_010_000, 890_000), (29_010_000, 880_000)], clocks);
         assert_eq!(found, [(890_000, &captured[0]), (880_000, &captured[2])]);
     }
 }

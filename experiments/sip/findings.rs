@@ -61,7 +61,7 @@ pub struct Shown {
     pub burst: (f64, u64),
     /// Packets behind each one taken off the tap: mean, greatest.
     pub depth: (f64, u64),
-    /// Why the largest burst came at once.
+    /// Why the largest burst came at once of which that is known.
     pub burst_cause: Option<ThreadState>,
     /// Requests that a thread answered which was created for it, of those whose part in the guest is known.
     pub new_threads: (u64, u64),
@@ -95,7 +95,7 @@ impl Shown {
             woken: woken.iter().sum::<f64>() / woken.len().max(1) as f64,
             burst: (bursts.arrivals.mean, bursts.arrivals.max),
             depth: (depth.mean, depth.max),
-            burst_cause: bursts.largest.first().and_then(|burst| burst.state),
+            burst_cause: bursts.largest.iter().find_map(|burst| burst.state),
             new_threads: (inside.new_threads, inside.divided),
             lost: traced.report.guests.iter().map(|g| g.lost).sum(),
             findings: vm.findings.clone(),
@@ -228,10 +228,14 @@ pub fn judge_idle(idle: &Shown, polled: &Shown, contended: &Shown) -> Claims {
     ]
 }
 
-/// Finding 4. The largest burst is that of the load's start; the mean is also of the messages after it, which come one by one.
+/// Finding 4. The largest burst is that of the load's start; the mean is also of the messages after it, which come one by one. How
+/// many packets there are in a burst beyond the first is compared by the means, as one stop of the machine makes one large burst.
 pub fn judge_step(step: &Shown, paced: &Shown) -> Claims {
     vec![(
-        step.burst.1 > 2 * paced.burst.1 && step.depth.0 > 2.0 * paced.depth.0 && step.burst_cause.is_some(),
+        step.burst.1 > paced.burst.1
+            && step.burst.0 - 1.0 > 2.0 * (paced.burst.0 - 1.0)
+            && step.depth.0 > 2.0 * paced.depth.0
+            && step.burst_cause.is_some(),
         format!(
             "4. calls at once: packets per burst {:.2} on average, {} at most ({:?}), behind each on the tap {:.2}, {} at most; one by \
              one: {:.2}, {}, {:.2}, {}",

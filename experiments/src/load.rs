@@ -7,7 +7,7 @@
 //! | [`CALLER_CPU`] | the callers in `peer`, and with them the softirqs of bridge and uplink |
 //! | [`VHOST_CPU`] | the vhost worker |
 //! | [`VCPU_CPU`] | the vCPU |
-//! | 3 | teiji, the captures |
+//! | 3 | teiji, the captures, the vhost worker of a second guest |
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;

@@ -90,8 +90,8 @@ pub fn traced<T>(
     let trace = Trace::start(lab, stem, arguments, true)?;
     trace.wait_for("reports its part of the path", START)?;
     let loaded = load()?;
-    // What the guest reports of the last requests is on its way.
-    std::thread::sleep(Duration::from_secs(2));
+    // What the guest reports of the last requests is on its way: two seconds of the lab's clock.
+    lab.host.run("sleep 2")?.ok()?;
     Ok((trace.stop()?, loaded))
 }
 
@@ -139,21 +139,21 @@ pub fn undo(guest: &Guest<'_>, command: &str) -> Undo<impl FnMut() -> Result<()>
     })
 }
 
-/// Whether a request found a thread of the host asleep: the vhost worker, the vCPU that took the interrupt, another vCPU on
-/// which the application read. `None`: that is not known.
-pub fn slept(request: &Request) -> [Option<bool>; 3] {
-    let slept = |split: Option<Split>| split.map(|split| split.get(ThreadState::Asleep) > 0);
-    let of = |stage: Stage| slept(request.stages.iter().find(|s| s.stage == stage)?.split);
+/// Whether a request waited for a thread of the host while it was in this state: for the vhost worker, the vCPU that took the
+/// interrupt, another vCPU on which the application read. `None`: that is not known.
+pub fn met(request: &Request, state: ThreadState) -> [Option<bool>; 3] {
+    let met = |split: Option<Split>| split.map(|split| split.get(state) > 0);
+    let of = |stage: Stage| met(request.stages.iter().find(|s| s.stage == stage)?.split);
     let reader = || {
         let inside = request.inside?;
-        if inside.moved { slept(inside.splits[GuestPart::SocketWait as usize]) } else { Some(false) }
+        if inside.moved { met(inside.splits[GuestPart::SocketWait as usize]) } else { Some(false) }
     };
     [of(Stage::TapQueue), of(Stage::VcpuWake), reader()]
 }
 
-/// How many threads of the host a request had to wake, of those that [`slept`] tells.
+/// How many threads of the host a request had to wake, of those that are [`met`].
 pub fn woken(request: &Request) -> u32 {
-    slept(request).into_iter().map(|slept| u32::from(slept == Some(true))).sum()
+    met(request, ThreadState::Asleep).into_iter().map(|slept| u32::from(slept == Some(true))).sum()
 }
 
 /// The shares of a VM's response time in which its worker, and its vCPUs, were asleep while a request waited for them.

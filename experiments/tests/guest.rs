@@ -14,13 +14,13 @@ use teiji_experiments::load::{self, Figures, StallAt};
 use teiji_experiments::path::{
     agrees, comparable, excused, few, few_excused, late, may_be_incomplete, only, out_of_order, unseen,
 };
-use teiji_experiments::reporting::{self, START, Undo, slept, undo, wake_shares};
+use teiji_experiments::reporting::{self, START, Undo, met, undo, wake_shares};
 use teiji_experiments::sip::{self, findings};
 use teiji_experiments::tracing::{self, Lab, Trace, Traced};
 use teiji_lab::harness::{self, Shared};
 use teiji_lab::{Child, Guest};
 use teiji_model::event::{Event, EventKind, Interrupt, Point, Role};
-use teiji_model::finding::Cause;
+use teiji_model::finding::{Cause, Finding};
 use teiji_model::report::{Blame, CallMessage, GuestPart, Inside, Joined, Reason, Report, Request, VmReport};
 use teiji_model::stage::{Stage, ThreadState};
 use teiji_model::threads::{ThreadRole, WokenBy};
@@ -302,7 +302,11 @@ fn the_part_of_the_path_that_is_slow_in_the_guest_is_shown() {
         Ok(delayed)
     };
     let make = || reporting::traced(&LAB, "busy", TRACE, load).unwrap();
-    let few = |(traced, d): &(Traced, Delayed)| few_excused(traced, d.sent, d.answered.clone());
+    let few = |(traced, d): &(Traced, Delayed)| {
+        let divided = only(&traced.report)?.inside.as_ref().map_or(0, |inside| inside.divided);
+        // What the guest reports more than half a second late is lost, and the request is not divided.
+        Ok(few_excused(traced, d.sent, d.answered.clone())? && divided >= ENOUGH / 2)
+    };
     let compared = comparable(make, few);
     drop((reporter, server));
     let (busy, delayed) = compared.unwrap();
@@ -314,7 +318,6 @@ fn the_part_of_the_path_that_is_slow_in_the_guest_is_shown() {
     let [guest] = busy.report.guests[..] else { panic!("{:?}", busy.report.guests) };
     assert!(inside.violations <= raced(&busy), "{inside:?} {guest:?}");
     assert!(inside.undivided <= guest.lost, "{inside:?} {guest:?}");
-    assert!(inside.divided >= ENOUGH / 2, "{inside:?}");
     let means: Vec<f64> = inside.parts.iter().map(|part| part.dist.mean).collect();
     let of_a_turn = waited as f64 / turns as f64;
     eprintln!(
@@ -361,24 +364,28 @@ fn a_reader_whose_vcpu_had_halted_is_told_from_one_whose_vcpu_polled() {
         eprintln!("{:?}; {inside:?}", wake_shares(only(&traced.report).unwrap()));
         assert_eq!(inside.contradictions, 0, "{inside:?}");
     }
-    // How many requests found each of the three threads asleep, of those of which that is known. What else the guest does (it
-    // reports, for one) wakes its vCPUs too, the more of the time the slower the machine is, so it may be the minority.
-    let [of_halted, of_polled] = [halted, polled].map(|traced| {
-        let slept: Vec<[Option<bool>; 3]> = alone(traced).iter().map(slept).collect();
-        let share = |thread: usize| {
-            let known: Vec<bool> = slept.iter().filter_map(|slept| slept[thread]).collect();
-            known.iter().filter(|&&slept| slept).count() as f64 / known.len() as f64
-        };
-        (slept.iter().filter(|&&slept| slept == [Some(true); 3]).count(), [0, 1, 2].map(share))
-    });
+    // How many requests met each of the three threads in this state, and its share of those of which that is known.
+    let counts = |traced: &Traced, state: ThreadState| {
+        let all: Vec<[Option<bool>; 3]> = alone(traced).iter().map(|r| met(r, state)).collect();
+        let met = [0, 1, 2].map(|thread| all.iter().filter(|met| met[thread] == Some(true)).count());
+        let known = [0, 1, 2].map(|thread| all.iter().filter(|met| met[thread].is_some()).count());
+        let shares = [0, 1, 2].map(|thread| met[thread] as f64 / known[thread].max(1) as f64);
+        (all.iter().filter(|&&met| met == [Some(true); 3]).count(), met, shares)
+    };
+    let [slept, no_poll] = [ThreadState::Asleep, ThreadState::Poll].map(|state| counts(halted, state));
+    let [slept_less, polls] = [ThreadState::Asleep, ThreadState::Poll].map(|state| counts(polled, state));
     eprintln!(
-        "requests that found all asleep, shares that found each asleep: {of_halted:?}; polled {of_polled:?}"
+        "all asleep, each, shares: halted {slept:?}, polled {slept_less:?}; polling: {no_poll:?}, {polls:?}"
     );
-    // A request to an idle host wakes the worker, the vCPU that takes the interrupt, and that of the reader; to one that
-    // polls, the worker at most.
-    assert!(of_halted.0 > 0, "{of_halted:?} {of_polled:?}");
-    let much_less = |thread: usize| of_polled.1[thread] < of_halted.1[thread] / 3.0;
-    assert!(much_less(1) && much_less(2), "{of_halted:?} {of_polled:?}");
+    // A request to an idle host wakes the worker, the vCPU that takes the interrupt, and that of the reader. What else the guest does (it
+    // reports, for one) wakes its vCPUs too, the more of the time the slower the machine is: then these are few of the requests.
+    assert!(slept.0 > 0, "{slept:?}");
+    for thread in [1, 2] {
+        // KVM polls where it is told to, and nowhere else. There, a request that finds the vCPU idle finds it polling, but for the first
+        // ones after a stop of the machine, when KVM begins with short polls again.
+        assert!(no_poll.1[thread] == 0 && slept.1[thread] > 0, "{no_poll:?} {slept:?}");
+        assert!(slept_less.1[thread] < polls.1[thread], "{slept_less:?} {polls:?}");
+    }
 }
 
 fn a_reader_whose_vcpu_waits_for_a_cpu_is_told_with_who_had_it() {
@@ -421,8 +428,11 @@ fn a_reader_whose_vcpu_waits_for_a_cpu_is_told_with_who_had_it() {
     // be longer.
     let of_host =
         vm.findings.iter().filter(|f| f.blame == Blame::Host && f.evidence.iter().any(|e| e.part.is_some()));
+    // By their time: of the fluctuation, one request that meets a machine that stands still has more than all others.
+    let time =
+        |f: &Finding| f.evidence.iter().filter(|e| e.part.is_some()).map(|e| e.time_share).sum::<f64>();
     let found =
-        of_host.max_by(|a, b| a.share.total_cmp(&b.share)).unwrap_or_else(|| panic!("{:?}", vm.findings));
+        of_host.max_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or_else(|| panic!("{:?}", vm.findings));
     assert_eq!(found.cause, Cause::VcpuWaitsForCpu, "{:?}", vm.findings);
     assert!(found.evidence.iter().any(|e| e.part == Some(GuestPart::SocketWait)), "{found:?}");
     assert!(!found.preempted_by.is_empty(), "{found:?}");

@@ -547,22 +547,24 @@ fn nothing_is_left_attached_after_kill_9() {
 /// Also checks that a trace ends when a VM dies: both need the second guest.
 fn several_vms_are_traced_at_once() {
     let boot = || {
-        let vm2 = LAB.host.guest(&GuestSpec::named("vm2")).unwrap();
+        // Its worker does not share a CPU with that of vm1: they would preempt each other within a probe, and runs of it be skipped.
+        let vm2 = LAB.host.guest(&GuestSpec { vhost_cpu: Some(3), ..GuestSpec::named("vm2") }).unwrap();
         let server = load::echo_server(&LAB.host, &vm2).unwrap();
         (vm2, server)
     };
     let (vm2, server) = boot();
-    let t = many_vms::run(&LAB, &[vm1(), &vm2], &SHORT).unwrap();
-    eprintln!("{}", serde_json::to_string(&t).unwrap());
-    assert_eq!((t.vms, t.lost), (2, 0));
-    let ([sent, answered, late], [seen, complete]) = (t.called, t.requests);
-    // Not at most a quarter, as in `excused`: the two workers may share a CPU, and if one is preempted within a probe, the other's
-    // runs of the probe are skipped.
-    assert!(answered > 0 && complete > answered / 2, "{t:?}");
-    agrees("seen", seen, sent, t.unseen).unwrap();
-    assert!(t.skips_agree, "{t:?}");
-    agrees("complete", complete, answered..=answered + late, t.excused).unwrap();
-    assert_eq!(t.left_out_otherwise, 0, "{t:?}");
+    let make = || many_vms::run(&LAB, &[vm1(), &vm2], &SHORT).unwrap();
+    let few = |t: &many_vms::ManyVms| {
+        eprintln!("{}", serde_json::to_string(t).unwrap());
+        let ([sent, answered, late], [seen, complete]) = (t.called, t.requests);
+        assert_eq!((t.vms, t.lost, t.left_out_otherwise), (2, 0, 0), "{t:?}");
+        assert!(t.skips_agree && answered > 0, "{t:?}");
+        agrees("seen", seen, sent, t.unseen)?;
+        agrees("complete", complete, answered..=answered + late, t.excused)?;
+        // Not at most a quarter, as in `few_excused`: an event that comes late puts requests of both VMs in doubt.
+        Ok(complete > answered / 2)
+    };
+    let t = comparable(make, few).unwrap();
     assert!(t.peak_kb < MEMORY_KB, "{} kB", t.peak_kb);
     let mut vm2 = Some((vm2, server));
     a_vm_that_dies_ends_the_trace(|| vm2.take().unwrap_or_else(boot));

@@ -292,9 +292,16 @@ fn outgoing_agrees(name: &str, found: &Found, called: Called) {
     }
     // A segment that a socket of this host has sent keeps its departure time in place of a time stamp (skb_clear_tstamp() of the
     // kernel), so a capture stamps it when it handles it, and not as it came. On a busy CPU that is later by milliseconds.
-    if name != "tcp" {
+    if name != "tcp" && r.complete == around.count {
+        // The capture there and teiji stamp a packet at neighbouring places in the kernel, with the capture's copy between them on the
+        // way out: on a slow machine, too, they are off by little of what is between the captures on both sides.
         let off = off_histogram(d.p50, at.median);
-        assert!(off <= (0.02 * at.median).max(50_000.0), "{name}: typically {off} ns off in {}", at.median);
+        let apart = around.median - within.median;
+        eprintln!("{name}: typically {off} ns off in {}, {apart} ns between the captures", at.median);
+        assert!(
+            off <= (apart / 4.0).max(10_000.0),
+            "{name}: typically {off} ns off, {apart} between the captures"
+        );
     }
     // The stages add up, and the host's part is the rest.
     let sum: f64 = o.stages.iter().map(|s| s.dist.mean).sum();

@@ -98,25 +98,8 @@ pub fn run(interface: &str, file: &Path, snap: u32, length: Option<Duration>) ->
     };
     out.flush().doing(write)?;
     dropped += statistics()?.dropped;
-    let (difference_error_ns, realtime_minus_monotonic_ns) = clock_difference();
+    let (difference_error_ns, realtime_minus_monotonic_ns) = super::clock_difference();
     Ok(Counts { packets, dropped, realtime_minus_monotonic_ns, difference_error_ns })
-}
-
-/// CLOCK_REALTIME − CLOCK_MONOTONIC, ns, from the closest of several pairs of readings; before it, by how much that may be wrong.
-fn clock_difference() -> (i64, i64) {
-    let real = || {
-        nix::time::clock_gettime(nix::time::ClockId::CLOCK_REALTIME)
-            .map_or(0, |t| t.tv_sec() * 1_000_000_000 + t.tv_nsec())
-    };
-    (0..50)
-        .map(|_| {
-            let before = super::now_ns() as i64;
-            let r = real();
-            let after = super::now_ns() as i64;
-            ((after - before + 1) / 2, r - (before + after) / 2)
-        })
-        .min()
-        .unwrap_or_default()
 }
 
 /// What the kernel has done with the packets of a ring since it was asked last.

@@ -85,7 +85,7 @@ pub fn run(load: &Load) -> Result<Taken> {
         let count = if window == 0 { all } else { load.burst };
         let begun = now_ns();
         let mut refused = 0;
-        let due = udp_flows::ns_of(ClockId::CLOCK_TAI) + load.deadline_us * 1000;
+        let due = super::ns_of(ClockId::CLOCK_TAI) + load.deadline_us * 1000;
         for i in 0..count as usize {
             let (turn, other) = (i / 2, i % 2 == 1);
             let from = if other { &others[turn % others.len()] } else { &channels[turn % channels.len()] };

@@ -3,8 +3,8 @@
 //! A datagram begins with the time of sending (CLOCK_MONOTONIC, ns) and its number (8 bytes each, little endian).
 //! Sender and receiver are on one machine, in different network namespaces, so they use the same clock.
 //!
-//! A flow obeys a token bucket: it sends its burst at once, and the next burst not before the bucket is full again,
-//! however late it was. All flows begin at the same time, which is the worst case for a scheduler.
+//! A flow obeys a token bucket: it sends its burst at once, and the next burst not before the bucket is full again after the last
+//! datagram, however late that was. All flows begin at the same time, which is the worst case for a scheduler.
 
 use std::{
     io,
@@ -22,7 +22,7 @@ use nix::{
 };
 use serde::Serialize;
 
-use super::now_ns;
+use super::{clock_difference, now_ns, ns_of};
 use crate::error::{Doing, Error, Result};
 
 /// Bytes on an Ethernet wire in addition to the payload: UDP 8, IPv4 20, Ethernet 14, check sequence 4, preamble 8, gap
@@ -120,9 +120,11 @@ pub fn send(flows: &[Flow], length: Duration, limit: Option<u64>) -> Result<Vec<
             // A signal would wake it up early, but there are none.
             let _ = clock_nanosleep(ClockId::CLOCK_MONOTONIC, ClockNanosleepFlags::TIMER_ABSTIME, &until);
         }
-        *due = now_ns() + *period;
         for _ in 0..flow.burst {
-            payload[..8].copy_from_slice(&now_ns().to_le_bytes());
+            let stamp = now_ns();
+            // From the last datagram of the burst, however long this program had to wait for a CPU since the first.
+            *due = stamp + *period;
+            payload[..8].copy_from_slice(&stamp.to_le_bytes());
             payload[8..16].copy_from_slice(&(sent.sent + sent.refused).to_le_bytes());
             let by = (flow.deadline_us > 0).then(|| ns_of(ClockId::CLOCK_TAI) + flow.deadline_us * 1000);
             match give(socket, &payload[..flow.size], by) {
@@ -232,7 +234,7 @@ fn listen(
         open.push(Port { socket, port, deadline, late, times, highest: None, reordered, max, read_max });
     }
     // The kernel stamps with CLOCK_REALTIME, which nobody sets during the measurement.
-    let offset = ns_of(ClockId::CLOCK_REALTIME).wrapping_sub(now_ns());
+    let offset = clock_difference().1 as u64;
     let bound: Vec<u16> = open.iter().map(|p| p.port).collect();
     ready(&bound);
     let mut begun = false;
@@ -273,11 +275,6 @@ fn listen(
         read_max_ns: p.read_max,
     };
     Ok(open.into_iter().map(arrived).collect())
-}
-
-/// The present time of that clock, ns.
-pub(super) fn ns_of(clock: ClockId) -> u64 {
-    nix::time::clock_gettime(clock).map_or(0, |t| t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64)
 }
 
 /// When the next datagram was sent, its number, and when it arrived; times in ns of CLOCK_MONOTONIC.
