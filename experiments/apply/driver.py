@@ -48,7 +48,7 @@ def cpus(text):
 
 
 def threads(pid):
-    """Names of the VM's threads by id, without QEMU's pool of I/O threads, which grows and shrinks: of the others each has a name of its own."""
+    """Names of the VM's threads by id, without QEMU's pool of I/O threads, which grows and shrinks."""
 
     def named():
         names = {int(tid): read(f"/proc/{pid}/task/{tid}/comm") for tid in os.listdir(f"/proc/{pid}/task")}

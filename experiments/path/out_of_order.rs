@@ -7,9 +7,12 @@
 //! vCPU was not running, or teiji itself concluded which vCPU it was. A signal is counted once however many packets it covers, as what
 //! holds one up holds up all of them. Of TCP, whose packets have the key of their connection, a request is what comes to the guest until
 //! it answers.
+//!
+//! And if a worker is held up between an interrupt and its record while the vCPU runs, the entry comes before teiji asks for it, and is
+//! not seen at all. The recording has to show that of as many packets.
 
 use super::late::events;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::Path;
@@ -17,21 +20,25 @@ use teiji_model::event::{Delivery, Event, EventKind, Packet, Point, Role};
 use teiji_model::report::{Reason, Report};
 use teiji_model::stage::{Split, ThreadState};
 
-/// How many requests are left out because their points are out of order.
+/// How many requests are left out because their points are out of order; and those without an entry that came before its record.
 ///
 /// # Errors
 /// If the recording does not show that as many were answered before the entry, or there are such requests and no recording.
 pub fn out_of_order(report: &Report, recording: Option<&Path>) -> Result<u64> {
-    let count = report.vms.iter().map(|vm| vm.left_out_for(Reason::OutOfOrder)).sum();
-    if count > 0 {
-        let what = || format!("{count} requests are out of order, and no recording shows why");
-        let shown = answered_before_entry(events(recording.with_context(what)?)?).excusable();
-        ensure!(
-            count <= shown,
-            "{count} requests are out of order, but the recording shows {shown} that were answered before the guest entry"
-        );
-    }
-    Ok(count)
+    let left_out = |reason| report.vms.iter().map(|vm| vm.left_out_for(reason)).sum();
+    let (count, without_entry): (u64, u64) = (left_out(Reason::OutOfOrder), left_out(Reason::NotEntered));
+    let Some(recording) = recording.filter(|_| count + without_entry > 0) else {
+        ensure!(count == 0, "{count} requests are out of order, and no recording shows why");
+        return Ok(0);
+    };
+    let events = events(recording)?;
+    let held_up = packets_held_up(&events);
+    let shown = answered_before_entry(events).excusable();
+    ensure!(
+        count <= shown,
+        "{count} requests are out of order, but the recording shows {shown} that were answered before the guest entry"
+    );
+    Ok(count + without_entry.min(held_up))
 }
 
 /// A request: its tap, and its key.
@@ -183,15 +190,27 @@ fn packets_of_signals(events: &[Event]) -> Vec<(u64, u64)> {
 const HELD_UP: u64 = 50_000;
 
 /// When interrupts were accepted for a vCPU that ran: it may take the packets without them, as it polls.
+pub fn to_running(events: &[Event]) -> BTreeSet<u64> {
+    accepted_by_running(events).into_keys().collect()
+}
+
+/// How many packets are those of signals whose record was held up while the vCPU ran.
+fn packets_held_up(events: &[Event]) -> u64 {
+    let accepted = accepted_by_running(events);
+    let held_up = packets_of_signals(events).into_iter().filter(|(ts, _)| accepted.get(ts) == Some(&true));
+    held_up.map(|(_, packets)| packets).sum()
+}
+
+/// When interrupts were accepted for a vCPU that ran, and whether their record was held up.
 ///
 /// A worker may be held up between the time of its record and the reading of the vCPU's clock in it: the clock is then ahead of the time,
 /// and the state is that of later. The vCPU may have run if it was in guest mode since its clock was last read.
-pub fn to_running(events: &[Event]) -> BTreeSet<u64> {
+fn accepted_by_running(events: &[Event]) -> BTreeMap<u64, bool> {
     let mut sorted: Vec<&Event> = events.iter().collect();
     sorted.sort_by_key(|event| event.ts);
     // By vCPU: the last reading of its clock, and when that was.
     let mut last: HashMap<(u32, u32), (u64, Split)> = HashMap::new();
-    let mut found = BTreeSet::new();
+    let mut found = BTreeMap::new();
     for event in sorted {
         let ts = event.ts;
         match &event.kind {
@@ -211,7 +230,7 @@ pub fn to_running(events: &[Event]) -> BTreeSet<u64> {
                         && i.clock.get(ThreadState::Guest) > clock.get(ThreadState::Guest)
                 });
                 if held_up || state == ThreadState::Guest {
-                    found.insert(ts);
+                    found.insert(ts, held_up);
                 }
             }
             _ => {}
@@ -388,8 +407,9 @@ mod tests {
                 i.state = Some(ThreadState::Asleep);
                 i.clock = clock(500_000 + in_guest, 5_000_000 + 10_000 + after);
             }
-            let found = to_running(&[interrupt, before]);
-            assert_eq!(found.contains(&1_000_000), runs, "{after} {in_guest}");
+            let events = [interrupt, before, packet(995_000, Point::TapDequeue, 5, Role::Request)];
+            assert_eq!(to_running(&events).contains(&1_000_000), runs, "{after} {in_guest}");
+            assert_eq!(packets_held_up(&events), u64::from(runs), "{after} {in_guest}");
         }
     }
 

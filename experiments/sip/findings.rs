@@ -61,7 +61,7 @@ pub struct Shown {
     pub burst: (f64, u64),
     /// Packets behind each one taken off the tap: mean, greatest.
     pub depth: (f64, u64),
-    /// Why the largest burst came at once of which that is known.
+    /// Why packets came at once, of the largest burst of which that is known.
     pub burst_cause: Option<ThreadState>,
     /// Requests that a thread answered which was created for it, of those whose part in the guest is known.
     pub new_threads: (u64, u64),

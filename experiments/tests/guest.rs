@@ -364,18 +364,16 @@ fn a_reader_whose_vcpu_had_halted_is_told_from_one_whose_vcpu_polled() {
         eprintln!("{:?}; {inside:?}", wake_shares(only(&traced.report).unwrap()));
         assert_eq!(inside.contradictions, 0, "{inside:?}");
     }
-    // How many requests met each of the three threads in this state, and its share of those of which that is known.
+    // How many requests met all of the three threads in this state, and each.
     let counts = |traced: &Traced, state: ThreadState| {
         let all: Vec<[Option<bool>; 3]> = alone(traced).iter().map(|r| met(r, state)).collect();
-        let met = [0, 1, 2].map(|thread| all.iter().filter(|met| met[thread] == Some(true)).count());
-        let known = [0, 1, 2].map(|thread| all.iter().filter(|met| met[thread].is_some()).count());
-        let shares = [0, 1, 2].map(|thread| met[thread] as f64 / known[thread].max(1) as f64);
-        (all.iter().filter(|&&met| met == [Some(true); 3]).count(), met, shares)
+        let each = [0, 1, 2].map(|thread| all.iter().filter(|met| met[thread] == Some(true)).count());
+        (all.iter().filter(|&&met| met == [Some(true); 3]).count(), each)
     };
     let [slept, no_poll] = [ThreadState::Asleep, ThreadState::Poll].map(|state| counts(halted, state));
     let [slept_less, polls] = [ThreadState::Asleep, ThreadState::Poll].map(|state| counts(polled, state));
     eprintln!(
-        "all asleep, each, shares: halted {slept:?}, polled {slept_less:?}; polling: {no_poll:?}, {polls:?}"
+        "all asleep, and each: halted {slept:?}, polled {slept_less:?}; polling: {no_poll:?}, {polls:?}"
     );
     // A request to an idle host wakes the worker, the vCPU that takes the interrupt, and that of the reader. What else the guest does (it
     // reports, for one) wakes its vCPUs too, the more of the time the slower the machine is: then these are few of the requests.

@@ -110,9 +110,14 @@ impl Host {
 
 /// Follows what passes the filter while `f` runs.
 fn follow(kernel: Kernel, filter: &str, f: impl FnOnce()) -> (Host, Welcome) {
+    follow_with(kernel, filter, |_| f())
+}
+
+/// The same with a host that may read meanwhile.
+fn follow_with(kernel: Kernel, filter: &str, f: impl FnOnce(&mut Host)) -> (Host, Welcome) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     theirs.set_nonblocking(true).unwrap();
-    follow_over(ours.into(), theirs.into(), kernel, filter, |_| f())
+    follow_over(ours.into(), theirs.into(), kernel, filter, f)
 }
 
 /// The same by the ends of a connection of the host and of the guest.
@@ -420,10 +425,7 @@ fn a_host_that_reads_too_little_is_told_what_it_lost() {
     // received here, three events that take 120 bytes.
     let most = 50_000;
     let mut sent = 0;
-    let (ours, theirs) = UnixStream::pair().unwrap();
-    theirs.set_nonblocking(true).unwrap();
-    let filter = format!("udp port {PORT}");
-    let (host, _) = follow_over(ours.into(), theirs.into(), kernel(), &filter, |host| {
+    let (host, _) = follow_with(kernel(), &format!("udp port {PORT}"), |host| {
         let _server = namespaces.run(true, || UdpSocket::bind(address(false, 2)).unwrap());
         namespaces.run(false, || {
             let client = UdpSocket::bind(address(false, 1)).unwrap();
