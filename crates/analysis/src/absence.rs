@@ -9,7 +9,7 @@ pub fn why(report: &Report, vm: &VmReport) -> Vec<String> {
     let watch = &report.meta.watch;
     let (inbound, outbound) = (packets(&vm.inbound), packets(&vm.outbound));
     let seen = format!(
-        "No complete request was seen; {} toward the guest, {} from it, {} in all.",
+        "No complete request was seen on its taps; {} toward the guest, {} from it, {} in all.",
         count(inbound, "packet"),
         count(outbound, "packet"),
         count(report.counters.events, "event")
@@ -27,8 +27,17 @@ pub fn why(report: &Report, vm: &VmReport) -> Vec<String> {
                 .into(),
         );
     } else if let Some(given) = vm.passthrough.as_ref().filter(|_| inbound == 0 && outbound == 0) {
-        let what = if given.requests.is_some() { "Requests came by" } else { "No packet passed a tap. For" };
-        why.push(format!("{what} NICs that were given to the VM: see below."));
+        why.push(match &given.requests {
+            Some(r) => format!(
+                "Requests came by NICs that were given to the VM instead ({} complete): see below.",
+                r.counts.complete
+            ),
+            None => "The VM was given NICs, whose packets the host does not see: see below.".into(),
+        });
+        let requests = given.requests.iter().filter(|r| r.counts.complete == 0);
+        if let Some(most) = requests.flat_map(|r| &r.left_out).max_by_key(|l| l.count) {
+            why.push(advice(most.reason, report, outbound));
+        }
     } else if inbound > 0 {
         why.push(format!(
             "Packets passed, and none of them is a request for --match {}: choose another matching, or follow packets one way with --match none.",
@@ -91,9 +100,12 @@ fn advice(reason: Reason, report: &Report, outbound: u64) -> String {
              enabled interrupts. Such requests cannot be timed: trace longer with --for; under less load fewer are affected."
                 .into()
         }
-        Reason::InterruptUnknown | Reason::ReportMissing => {
-            "What the guest reported is not enough: is there much other traffic? Narrow --flow.".into()
+        Reason::InterruptUnknown => {
+            "The interrupts of NICs that were given to the VM may be posted by the IOMMU, or handled by the VMM; or the offsets of its \
+             TSC cannot be read: see LIMITATIONS, data planes."
+                .into()
         }
+        Reason::ReportMissing => "The guest lost reports: narrow --flow.".into(),
         Reason::NotLearnt => "Only the first requests of a trace, or of a queue, were seen: trace longer with --for.".into(),
         Reason::NoInterrupt => {
             "No vCPU was seen to accept the interrupts of the NIC. teiji follows MSI-X only: if the NIC's lines in the guest's \

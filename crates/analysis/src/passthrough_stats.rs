@@ -21,11 +21,12 @@ pub(crate) struct CompletePassthrough {
 /// See the module.
 #[derive(Clone, Default)]
 pub(crate) struct PassthroughStats {
-    /// Empty: the VM has none.
     nics: Vec<GivenNic>,
+    /// The VM has or had one.
+    had: bool,
     pub(crate) interrupts: u64,
     pub(crate) not_accepted: u64,
-    delivery: Series,
+    until_guest_entry: Series,
     /// Made when there is a first request.
     requests: Option<Box<Requests>>,
 }
@@ -34,8 +35,8 @@ pub(crate) struct PassthroughStats {
 struct Requests {
     counts: RequestCounts,
     left_out: LeftOutCounts,
-    polled: u64,
-    polled_total: Series,
+    without_interrupt: u64,
+    without_interrupt_total: Series,
     total: Series,
     stages: [Series; PassthroughStage::COUNT],
     shares: Shares<{ PassthroughStage::COUNT }>,
@@ -46,8 +47,8 @@ impl Requests {
         Box::new(Requests {
             counts: RequestCounts::default(),
             left_out: LeftOutCounts::default(),
-            polled: 0,
-            polled_total: Series::default(),
+            without_interrupt: 0,
+            without_interrupt_total: Series::default(),
             total: Series::default(),
             stages: Default::default(),
             shares: Shares::new(),
@@ -59,13 +60,14 @@ impl PassthroughStats {
     /// The VM has these NICs.
     pub(crate) fn set(&mut self, nics: &[GivenNic]) {
         self.nics = nics.to_vec();
+        self.had |= !nics.is_empty();
     }
 
     /// See [`Series::pack`].
     pub(crate) fn pack(&mut self) {
-        self.delivery.pack();
+        self.until_guest_entry.pack();
         if let Some(r) = &mut self.requests {
-            r.stages.iter_mut().chain([&mut r.total, &mut r.polled_total]).for_each(Series::pack);
+            r.stages.iter_mut().chain([&mut r.total, &mut r.without_interrupt_total]).for_each(Series::pack);
         }
     }
 
@@ -74,8 +76,8 @@ impl PassthroughStats {
     }
 
     /// An interrupt has reached the guest, so long after it came to the host, ns.
-    pub(crate) fn delivered(&mut self, after: u64) {
-        self.delivery.record(after);
+    pub(crate) fn record_delay(&mut self, after: u64) {
+        self.until_guest_entry.record(after);
     }
 
     /// A request has reached the guest.
@@ -96,8 +98,8 @@ impl PassthroughStats {
         let total = r.stages.iter().flatten().fold(0u64, |sum, ns| sum.saturating_add(*ns));
         let all: Option<Vec<u64>> = r.stages.iter().copied().collect();
         let Some(stages) = all.and_then(|all| <[u64; PassthroughStage::COUNT]>::try_from(all).ok()) else {
-            of.polled += 1;
-            return of.polled_total.record(total);
+            of.without_interrupt += 1;
+            return of.without_interrupt_total.record(total);
         };
         of.total.record(total);
         for (series, ns) in of.stages.iter_mut().zip(stages) {
@@ -119,8 +121,8 @@ impl PassthroughStats {
             PassthroughRequests {
                 counts: r.counts,
                 left_out: r.left_out.report(LeftOut::of_passthrough, location),
-                polled: r.polled,
-                polled_total: dist(&r.polled_total),
+                without_interrupt: r.without_interrupt,
+                without_interrupt_total: dist(&r.without_interrupt_total),
                 total: dist(&r.total),
                 stages: if r.total.count() > 0 {
                     PassthroughStage::ALL.into_iter().map(stage).collect()
@@ -129,12 +131,11 @@ impl PassthroughStats {
                 },
             }
         });
-        let any = !self.nics.is_empty() || self.interrupts > 0;
-        any.then(|| Passthrough {
+        self.had.then(|| Passthrough {
             nics: self.nics.clone(),
             interrupts: self.interrupts,
             not_accepted: self.not_accepted,
-            delivery: dist(&self.delivery),
+            until_guest_entry: dist(&self.until_guest_entry),
             requests,
         })
     }

@@ -144,7 +144,7 @@ fn chain(parts: impl IntoIterator<Item = Vec<Item>>) -> Vec<Item> {
 fn a_request_is_followed_from_the_interrupt_to_the_guests_driver() {
     let (all, report) = run(chain([request(1, 10_000_000), request(2, 20_000_000)]));
     let of = requests(&report);
-    assert_eq!((of.counts.seen, of.counts.complete, of.polled), (2, 2, 0), "{of:?}");
+    assert_eq!((of.counts.seen, of.counts.complete, of.without_interrupt), (2, 2, 0), "{of:?}");
     for (request, start) in all.iter().zip([10_000_000, 20_000_000]) {
         assert_eq!((request.vm, request.start, request.total), (0, T + start, 150 * US));
         let stages: Vec<u64> = request.stages.iter().map(|ns| ns.unwrap() / US).collect();
@@ -165,8 +165,8 @@ fn a_packet_that_a_poll_found_begins_when_the_guest_received_it() {
         let items = chain([interrupt(10_000_000).to_vec(), handled(1, 10_060_000, interrupted, false)]);
         let (all, report) = run(items);
         let of = requests(&report);
-        assert_eq!((of.counts.complete, of.polled), (1, 1), "{of:?}");
-        assert!(of.total.is_none() && of.stages.is_empty() && of.polled_total.is_some());
+        assert_eq!((of.counts.complete, of.without_interrupt), (1, 1), "{of:?}");
+        assert!(of.total.is_none() && of.stages.is_empty() && of.without_interrupt_total.is_some());
         assert_eq!((all[0].start, all[0].total), (T + 10_060_000, 100 * US));
         let unseen: Vec<bool> = all[0].stages.iter().map(Option::is_none).collect();
         assert_eq!(unseen, [true, true, true, false, false, false, false]);
@@ -253,7 +253,7 @@ fn an_interrupt_that_waits_for_too_long_belongs_to_no_entry() {
     let [stale, _] = interrupt(10_000_000);
     let (all, report) = run(chain([vec![stale], request(1, 6_000_000_000)]));
     assert_eq!((all[0].start, all[0].total), (T + 6_000_000_000, 150 * US));
-    assert_eq!(passthrough(&report).delivery.unwrap().count, 1);
+    assert_eq!(passthrough(&report).until_guest_entry.unwrap().count, 1);
 }
 
 #[test]
@@ -432,7 +432,30 @@ fn interrupts_are_counted_and_timed_without_the_guest() {
     let (_, report) = run(chain([items]));
     let given = passthrough(&report);
     assert_eq!((given.interrupts, given.not_accepted), (5, 1));
-    let delivery = given.delivery.unwrap();
+    let delivery = given.until_guest_entry.unwrap();
     assert_eq!((delivery.count, delivery.min / US, delivery.max / US), (4, 30, 50));
     assert!(given.requests.is_none());
+}
+
+/// A client that always sends the same: what the guest sends once more is an answer, and no request of its own.
+#[test]
+fn an_answer_that_is_sent_twice_hides_no_equal_request() {
+    let mut items = begin();
+    for t in [10_000, 20_000, 30_000].map(|after| after * US) {
+        items.extend(request(1, t));
+        items.push(of_guest(t + 160 * US, matched(1, true, None, false)));
+    }
+    let (_, report) = run(items);
+    let counts = requests(&report).counts;
+    assert_eq!((counts.seen, counts.complete), (3, 3));
+}
+
+#[test]
+fn requests_by_a_nic_that_was_taken_away_stay_in_the_report() {
+    let mut items = begin();
+    items.extend(handled(1, 50 * US, None, false));
+    let taken = Changed::Given { pid: VM, nics: Vec::new() };
+    items.push(Item::Change(Change { ts: T + 1_000 * US, what: taken }));
+    let (_, report) = run(items);
+    assert_eq!((passthrough(&report).nics.len(), requests(&report).without_interrupt), (0, 1));
 }

@@ -283,7 +283,7 @@ impl Interrupt {
     }
 }
 
-/// The outcome of a signal.
+/// The outcome of a signal, or of a device's interrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Delivery {
     /// Accepted by the vCPU's emulated interrupt controller; a [`GuestEntry`] follows.
@@ -326,7 +326,8 @@ pub struct DeviceInterrupt {
     pub vcpu: u32,
     /// The guest's interrupt vector; has no meaning if `delivery` is [`Delivery::Unknown`].
     pub vector: u8,
-    /// Hardware delivers it: the [`GuestEntry`] that takes it has vector 0.
+    /// Hardware delivers it (APICv, AVIC), or that was not known before the vCPU's first entry: the [`GuestEntry`] that takes it has
+    /// vector 0.
     pub by_hardware: bool,
 }
 

@@ -257,7 +257,7 @@ impl Nic {
     pub fn unseen(&self) -> Option<&'static str> {
         Some(match self.data_plane {
             DataPlane::Passthrough => {
-                "at most interrupts are seen (VFIO); requests with `trace --guest --match echo`"
+                "packets are not seen (VFIO), interrupts at most; echo requests with `trace --guest --match echo`"
             }
             DataPlane::VhostUser => "not seen, as its packets pass another process by shared memory",
             _ if self.ifindex == 0 => "not seen, as its tap is in another network namespace; run teiji there",

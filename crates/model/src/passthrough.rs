@@ -48,8 +48,8 @@ impl PassthroughStage {
         PassthroughStage::GuestTx,
     ];
 
-    /// The part of the time in the guest that it is; `None`: it is the host's.
-    pub const fn of_guest(self) -> Option<GuestPart> {
+    /// Which part of the time in the guest it is; `None`: it is the host's.
+    pub const fn guest_part(self) -> Option<GuestPart> {
         match self {
             PassthroughStage::Irq | PassthroughStage::VcpuWake => None,
             PassthroughStage::GuestIrq => Some(GuestPart::GuestIrq),
@@ -65,7 +65,7 @@ impl PassthroughStage {
         match self {
             PassthroughStage::Irq => Stage::Irq.name(),
             PassthroughStage::VcpuWake => Stage::VcpuWake.name(),
-            _ => self.of_guest().map_or("", GuestPart::name),
+            _ => self.guest_part().map_or("", GuestPart::name),
         }
     }
 }
@@ -73,15 +73,16 @@ impl PassthroughStage {
 /// The NICs that a VM was given, and the requests to its guest by them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Passthrough {
-    /// The NICs.
+    /// Those that the VM has, or had at the end of the trace; may be empty.
     pub nics: Vec<GivenNic>,
     /// How often they interrupted the VM, as far as the host's kernel handled that: not if hardware delivers their interrupts to
     /// the guest (posted interrupts of the IOMMU).
     pub interrupts: u64,
     /// Those of them that no vCPU was seen to accept.
     pub not_accepted: u64,
-    /// From the host's interrupt handler until the vCPU was in guest mode with the interrupt; `None` if that was never seen.
-    pub delivery: Option<Dist>,
+    /// From the beginning of the host's interrupt handler until the vCPU entered guest mode with the interrupt, or until it was posted to
+    /// a vCPU in guest mode; each interrupt by itself. `None` if that was never seen.
+    pub until_guest_entry: Option<Dist>,
     /// The requests by them; `None` if the guest reported no packet of theirs that takes part in a request.
     pub requests: Option<PassthroughRequests>,
 }
@@ -94,11 +95,11 @@ pub struct PassthroughRequests {
     pub counts: RequestCounts,
     /// Why they are not complete, as [`VmReport::left_out`](crate::report::VmReport::left_out).
     pub left_out: Vec<LeftOut>,
-    /// Complete ones that the guest found while it looked at the NIC for another reason than their interrupt: when they came is not
-    /// known. They are in no figure but `polled_total`.
-    pub polled: u64,
+    /// Complete ones whose packet was not certainly the one that caused the NIC's interrupt: when it came is not known. They are in no
+    /// figure but `without_interrupt_total`.
+    pub without_interrupt: u64,
     /// Of these: received from the guest's driver → the answer was given to it.
-    pub polled_total: Option<Dist>,
+    pub without_interrupt_total: Option<Dist>,
     /// Of the others: the host's interrupt handler began → the guest gave the answer to its driver. `None` if there is none.
     pub total: Option<Dist>,
     /// By stage, in the order of time; empty if there is none.
@@ -126,7 +127,7 @@ pub struct PassthroughRequest {
     pub vm: usize,
     /// The key by which request and response are matched; the guest's own.
     pub key: u64,
-    /// When the host's interrupt handler began, or, if the guest polled, when it received the packet: ns on the clock of the events.
+    /// When the host's interrupt handler began, or, if that is not known, when the guest received the packet: ns on the clock of the events.
     pub start: u64,
     /// Until the guest gave the answer to its driver, ns.
     pub total: u64,
@@ -145,7 +146,7 @@ mod tests {
             assert_eq!(serde_json::to_string(&stage).unwrap(), format!("\"{}\"", stage.name()));
         }
         let parts: Vec<GuestPart> =
-            PassthroughStage::ALL.into_iter().filter_map(PassthroughStage::of_guest).collect();
+            PassthroughStage::ALL.into_iter().filter_map(PassthroughStage::guest_part).collect();
         assert_eq!(parts, GuestPart::ALL);
     }
 }

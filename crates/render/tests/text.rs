@@ -140,8 +140,13 @@ fn requests_by_a_virtual_function_are_told_with_what_is_not_seen() {
     let function = VirtualFunction { physical: String::new(), link: Some("eth1".into()), number: 2 };
     let nic = GivenNic { address: "0000:01:10.4".into(), function: Some(function), ..GivenNic::default() };
     let dist = made_up.vms[0].total;
-    let silent =
-        Passthrough { nics: vec![nic], interrupts: 1234, not_accepted: 3, delivery: dist, requests: None };
+    let silent = Passthrough {
+        nics: vec![nic],
+        interrupts: 1234,
+        not_accepted: 3,
+        until_guest_entry: dist,
+        requests: None,
+    };
     made_up.vms[0].passthrough = Some(silent.clone());
     let told = |made_up: &Report| {
         let text = report(made_up, &UNICODE);
@@ -165,8 +170,8 @@ fn requests_by_a_virtual_function_are_told_with_what_is_not_seen() {
         fluctuation_share: share(stage),
     };
     let mut requests = PassthroughRequests {
-        polled: 2,
-        polled_total: dist,
+        without_interrupt: 2,
+        without_interrupt_total: dist,
         total: dist,
         stages: PassthroughStage::ALL.into_iter().map(stage).collect(),
         ..PassthroughRequests::default()

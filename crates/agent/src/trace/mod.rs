@@ -17,10 +17,10 @@
 //! One thread owns everything. Memory is bounded: the ring buffer, the analyzer's windows and tables.
 mod follower;
 mod following;
-mod given;
 mod guest_address;
 mod guest_clock;
 mod guests;
+mod nic_irqs;
 mod session;
 mod vms;
 
@@ -31,8 +31,8 @@ use crate::output::{Output, Rights};
 use crate::poll_interval::PollInterval;
 use crate::recorder::Recorder;
 use follower::Follower;
-use given::GivenIrqs;
 use guests::{Guests, News};
+use nic_irqs::NicIrqs;
 use nix::time::{ClockId, clock_gettime};
 use session::{Session, ThreadNames};
 use std::collections::BTreeSet;
@@ -192,7 +192,7 @@ pub fn run(
     let seen = |nic: &Nic| nic.ifindex != 0 || nic.data_plane == DataPlane::Passthrough;
     if !spec.vms.iter().flat_map(|v| &v.nics).any(seen) {
         return Err(Error::NoVm(
-            "none of them has a tap in this network namespace, or a NIC of the host".into(),
+            "none of them has a tap in this network namespace, or a NIC that it was given (VFIO)".into(),
         ));
     }
     let unwritten = |source| Error::Record { path: spec.record.clone().unwrap_or_default(), source };
@@ -239,7 +239,7 @@ pub fn run(
         record_path: spec.record.clone(),
         sip_key: seed,
         names: ThreadNames::default(),
-        given: GivenIrqs::default(),
+        nic_irqs: NicIrqs::new(tracer.other_irqs()?),
         drop_reasons: BTreeSet::new(),
         events: 0,
         complete: 0,
@@ -497,7 +497,7 @@ mod tests {
             record_path: None,
             sip_key: 0,
             names: ThreadNames::default(),
-            given: GivenIrqs::default(),
+            nic_irqs: NicIrqs::default(),
             drop_reasons: BTreeSet::new(),
             events: 0,
             complete: 0,

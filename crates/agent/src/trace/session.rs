@@ -1,6 +1,6 @@
 //! What becomes of the events of a live trace: completed by what user space knows, recorded, and analysed.
 
-use super::given::GivenIrqs;
+use super::nic_irqs::NicIrqs;
 use super::{Error, MAX_DROP_NAMES, Progress, TraceOutcome};
 use crate::recorder::Recorder;
 use std::collections::{BTreeSet, HashMap};
@@ -25,7 +25,7 @@ pub(super) struct Session<'a> {
     pub(super) record_path: Option<PathBuf>,
     pub(super) sip_key: u64,
     pub(super) names: ThreadNames,
-    pub(super) given: GivenIrqs,
+    pub(super) nic_irqs: NicIrqs,
     /// Reasons for which the kernel has dropped packets.
     pub(super) drop_reasons: BTreeSet<u32>,
     pub(super) events: u64,
@@ -48,7 +48,7 @@ impl Session<'_> {
                     self.drop_reasons.insert(dropped.why);
                 }
             }
-            EventKind::DeviceInterrupt(i) if !self.given.has(item.event.ts, i) => return,
+            EventKind::DeviceInterrupt(i) if !self.nic_irqs.has(item.event.ts, i) => return,
             _ => {}
         }
         // The thread that it refers to by id.
@@ -118,9 +118,9 @@ impl Session<'_> {
         }
         match &change.what {
             Changed::Given { pid, nics } => {
-                self.given.set(*pid, nics.iter().map(|nic| nic.address.clone()).collect());
+                self.nic_irqs.set(*pid, nics.iter().map(|nic| nic.address.clone()).collect());
             }
-            Changed::Ended { pid } => self.given.set(*pid, Vec::new()),
+            Changed::Ended { pid } => self.nic_irqs.set(*pid, Vec::new()),
             Changed::Vm(_) | Changed::Clock { .. } => {}
         }
         self.analyzer.change(change);

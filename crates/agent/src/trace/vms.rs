@@ -58,8 +58,8 @@ pub(super) fn come(
     }
     if !vm.given.is_empty() && !tracer.is_probed(DEVICE_INTERRUPTS) {
         tracing::warn!(
-            "interrupts of the NICs that VM {:?} was given are not seen: {DEVICE_INTERRUPTS} was not there when the trace began; \
-             modprobe vfio_pci, and trace again",
+            "interrupts of the NICs that VM {:?} was given are not counted: the module vfio_pci_core was loaded after the trace \
+             began, or {DEVICE_INTERRUPTS} cannot be probed; start the trace again, or see `teiji doctor`",
             vm.name
         );
     }

@@ -11,11 +11,11 @@
 //! it names the PCI ids: those that the host has given to the VM count.
 //!
 //! A request begins with the interrupt that made the guest's driver look at the NIC, if that was certainly its packet's: the guest says so
-//! ([`Matched::own`]). Any other packet may have come at any time: the request is `polled`, and begins when the guest received it.
+//! ([`Matched::own`]). Any other packet may have come at any time: it has no interrupt of its own (`without_interrupt`), and begins when the guest received it.
 //!
 //! A guest enters with an interrupt, and handles it at once: it takes no other one in between. So of the guest entries with interrupts of
 //! the VM's devices on that vCPU, the right one is the only one after the guest's previous interrupt, of whatever device, and before this
-//! one ([`delivered_with`]). Where hardware delivers interrupts, one guest entry may stand for several. Where the guest's clock is not
+//! one ([`only_entry_between`]). Where hardware delivers interrupts, one guest entry may stand for several. Where the guest's clock is not
 //! exact enough, or an interrupt was sent and not seen to be accepted, the request is incomplete ([`Reason::InterruptUnknown`]).
 
 use super::inside::{Division, InsideTable, Stay};
@@ -30,17 +30,20 @@ use std::collections::VecDeque;
 use teiji_model::event::{Delivery, DeviceInterrupt, GuestEntry, Role};
 use teiji_model::guest::Matched;
 use teiji_model::host::GivenNic;
-use teiji_model::report::{Outcome, PassthroughRequest, PassthroughStage, Reason};
+use teiji_model::report::{GuestPart, Outcome, PassthroughRequest, PassthroughStage, Reason};
 
-/// Requests of a VM that are open at once, and keys whose requests its guest itself sends.
+/// Requests of a VM that are open at once.
 const MAX_OPEN: usize = 1 << 12;
-const MAX_RECENT: usize = 1 << 12;
+/// Keys that are remembered of a VM, of requests that its guest sends or has answered.
+const MAX_OWN_KEYS: usize = 1 << 12;
 /// Interrupts of a VM that wait for their guest entry, at once.
 const MAX_WAITING: usize = 1 << 10;
 /// Guest entries of a vCPU that are remembered.
-const MAX_DELIVERED: usize = 1 << 12;
+const MAX_ENTRIES: usize = 1 << 12;
 /// vCPUs of a VM whose guest entries are.
 const MAX_VCPUS: usize = 1 << 12;
+/// Guest entries among which the clock cannot tell.
+const MAX_DOUBTFUL: usize = 64;
 /// Complete requests that wait to be fetched.
 const MAX_DONE: usize = 1 << 16;
 
@@ -56,7 +59,7 @@ struct Waiting {
 
 /// A vCPU was in guest mode with an interrupt.
 #[derive(Clone, Copy)]
-struct Delivered {
+struct InterruptEntry {
     began: u64,
     accepted: u64,
     entered: u64,
@@ -67,14 +70,14 @@ struct Delivered {
 
 /// A VM with such NICs.
 #[derive(Clone)]
-struct Given {
+struct VmNics {
     /// Index of its VM in `Meta::vms`.
     vm: u32,
     /// PCI vendor and device of each.
     ids: Vec<(u16, u16)>,
     waiting: VecDeque<Waiting>,
     /// By vCPU, KVM's number; by time.
-    delivered: Map<u32, VecDeque<Delivered>>,
+    entries: Map<u32, VecDeque<InterruptEntry>>,
     /// When interrupts came that no vCPU was seen to accept.
     not_accepted: LostWindows,
     /// Keys whose requests the guest itself sends.
@@ -92,7 +95,7 @@ struct Open {
     print: u64,
     validity: Validity,
     received: u64,
-    /// `None`: polled.
+    /// `None`: which interrupt was its own is not known.
     interrupt: Option<GuestInterrupt>,
     /// The vCPU, the guest's number.
     cpu: u16,
@@ -108,7 +111,7 @@ struct GuestInterrupt {
     /// That before it on the same vCPU, 0 if none is known.
     previous: u64,
     /// The guest entry with it, if it was known when the request was received: later it may be forgotten.
-    delivered: Option<Delivered>,
+    entry: Option<InterruptEntry>,
 }
 
 /// See the module.
@@ -117,7 +120,7 @@ pub(crate) struct PassthroughTable {
     hasher: Seeded,
     ttl: u64,
     /// By process id.
-    vms: Map<u32, Given>,
+    vms: Map<u32, VmNics>,
     /// Whether complete requests are kept until they are fetched; and those that are.
     kept: bool,
     done: VecDeque<PassthroughRequest>,
@@ -133,13 +136,13 @@ impl PassthroughTable {
     pub(super) fn set(&mut self, pid: u32, vm: u32, nics: &[GivenNic], c: &mut Common) {
         c.vm_stats[vm as usize].passthrough.set(nics);
         let (hasher, ttl) = (self.hasher, self.ttl);
-        let new = || Given {
+        let new = || VmNics {
             vm,
             ids: Vec::new(),
             waiting: VecDeque::new(),
-            delivered: Map::with_hasher(hasher),
+            entries: Map::with_hasher(hasher),
             not_accepted: LostWindows::default(),
-            recent: RecentKeys::new(hasher, ttl, MAX_RECENT),
+            recent: RecentKeys::new(hasher, ttl, MAX_OWN_KEYS),
             open: ExpiringMap::new(MAX_OPEN, hasher),
         };
         self.vms.entry(pid).or_insert_with(new).ids =
@@ -168,9 +171,12 @@ impl PassthroughTable {
             }
             // The vCPU was in guest mode: no entry follows.
             Delivery::Posted => {
-                stats.delivered(now.saturating_sub(began));
+                stats.record_delay(now.saturating_sub(began));
                 let (by_hardware, several) = (true, false);
-                given.deliver(vcpu, Delivered { began, accepted: now, entered: now, by_hardware, several });
+                given.push_entry(
+                    vcpu,
+                    InterruptEntry { began, accepted: now, entered: now, by_hardware, several },
+                );
             }
             Delivery::Suppressed | Delivery::Unknown => {
                 stats.not_accepted += 1;
@@ -194,7 +200,7 @@ impl PassthroughTable {
                 return !old;
             }
             if !c.lost.touches(w.began, now) {
-                stats.delivered(now.saturating_sub(w.began));
+                stats.record_delay(now.saturating_sub(w.began));
             }
             // If the NIC interrupted again before the entry, the guest handles both at once.
             let (first, several) = taken.unwrap_or((*w, false));
@@ -202,7 +208,7 @@ impl PassthroughTable {
             false
         });
         let Some((Waiting { began, accepted, by_hardware, .. }, several)) = taken else { return };
-        given.deliver(e.vcpu, Delivered { began, accepted, entered: now, by_hardware, several });
+        given.push_entry(e.vcpu, InterruptEntry { began, accepted, entered: now, by_hardware, several });
     }
 
     /// A guest reports a packet that takes part in a request, at `now`; `inside` knows of it already.
@@ -227,7 +233,10 @@ impl PassthroughTable {
         if answers && given.open.get(&m.key).is_some() {
             self.answer(now, pid, cpu, m, inside, c);
         } else if matches!(m.role, Role::Request | Role::Either) {
-            given.recent.remember(now, given.vm, m.key, false);
+            // A request that the guest itself sends, or an answer once more.
+            let recent = given.recent.recall(now, given.vm, m.key);
+            let from_outside = m.role == Role::Either && recent.is_some_and(|recent| recent.from_outside);
+            given.recent.remember(now, given.vm, m.key, from_outside);
         }
         // A later packet may be equal.
         inside.forget_packet(pid, m.print);
@@ -253,8 +262,8 @@ impl PassthroughTable {
         }
         let interrupt = (m.own && m.interrupted != 0).then(|| {
             let (at, previous) = (m.interrupted, m.previous);
-            let interrupt = GuestInterrupt { at, previous, delivered: None };
-            GuestInterrupt { delivered: given.delivered_with(&interrupt, cpu, pid, inside), ..interrupt }
+            let interrupt = GuestInterrupt { at, previous, entry: None };
+            GuestInterrupt { entry: given.entry_for(&interrupt, cpu, pid, inside), ..interrupt }
         });
         let open = Open {
             pid,
@@ -292,6 +301,9 @@ impl PassthroughTable {
             return;
         }
         let Some(open) = given.open.remove(&m.key) else { return };
+        if m.role == Role::Either {
+            given.recent.remember(now, given.vm, m.key, true);
+        }
         let complete = given.complete(now, &open, cpu, m.print, inside, c);
         inside.forget_packet(pid, open.print);
         match complete {
@@ -335,42 +347,46 @@ impl PassthroughTable {
     }
 }
 
-impl Given {
-    fn deliver(&mut self, vcpu: u32, delivered: Delivered) {
-        if self.delivered.len() >= MAX_VCPUS && !self.delivered.contains_key(&vcpu) {
+impl VmNics {
+    fn push_entry(&mut self, vcpu: u32, entry: InterruptEntry) {
+        if self.entries.len() >= MAX_VCPUS && !self.entries.contains_key(&vcpu) {
             return;
         }
-        let of_vcpu = self.delivered.entry(vcpu).or_default();
-        if of_vcpu.len() >= MAX_DELIVERED {
+        let of_vcpu = self.entries.entry(vcpu).or_default();
+        if of_vcpu.len() >= MAX_ENTRIES {
             of_vcpu.pop_front();
         }
-        of_vcpu.push_back(delivered);
+        of_vcpu.push_back(entry);
     }
 
     /// The guest entry with an interrupt of the guest on the vCPU that it calls `cpu`, if it is certain.
-    fn delivered_with(
+    fn entry_for(
         &self,
         interrupt: &GuestInterrupt,
         cpu: u16,
         pid: u32,
         inside: &InsideTable,
-    ) -> Option<Delivered> {
+    ) -> Option<InterruptEntry> {
         let guest = inside.latest(pid)?;
-        let of_vcpu = self.delivered.get(&guest.vcpus.number(cpu)?)?;
-        delivered_with(of_vcpu, interrupt.at, interrupt.previous, guest.error())
+        let of_vcpu = self.entries.get(&guest.vcpus.number(cpu)?)?;
+        only_entry_between(of_vcpu, interrupt.previous, interrupt.at, guest.error())
     }
 
     /// The same of a request whose answer is there.
-    fn delivered(&self, open: &Open, inside: &InsideTable) -> Result<Option<Delivered>, Validity> {
+    fn entry_of_request(
+        &self,
+        open: &Open,
+        inside: &InsideTable,
+    ) -> Result<Option<InterruptEntry>, Validity> {
         let Some(interrupt) = open.interrupt else { return Ok(None) };
         let error = inside.latest(open.pid).map_or(0, |guest| guest.error());
         let in_doubt = self.not_accepted.touches(interrupt.previous, interrupt.at.saturating_add(error));
-        let delivered = match interrupt.delivered {
+        let entry = match interrupt.entry {
             _ if in_doubt => None,
-            None => self.delivered_with(&interrupt, open.cpu, open.pid, inside),
+            None => self.entry_for(&interrupt, open.cpu, open.pid, inside),
             known => known,
         };
-        delivered.map(Some).ok_or(Validity::incomplete(Reason::InterruptUnknown))
+        entry.map(Some).ok_or(Validity::incomplete(Reason::InterruptUnknown))
     }
 
     /// How long a request took whose answer, with this print, was given to the driver at `handed`, ns, and its stages.
@@ -388,8 +404,8 @@ impl Given {
         }
         let vcpu = |cpu| inside.latest(open.pid).and_then(|guest| guest.vcpus.number(cpu));
         let (took, sent_on) = (vcpu(open.cpu), vcpu(cpu));
-        let delivered = self.delivered(open, inside);
-        let start = delivered.ok().flatten().map_or(open.received, |delivered| delivered.began);
+        let entry = self.entry_of_request(open, inside);
+        let start = entry.ok().flatten().map_or(open.received, |entry| entry.began);
         // A lost event may be the interrupt, or one before that, which the guest took at the same time.
         let since = open.interrupt.map_or(start, |interrupt| match interrupt.previous {
             0 => interrupt.at.min(start),
@@ -398,12 +414,12 @@ impl Given {
         if c.lost.touches(since, handed) {
             return Err(Validity::incomplete(Reason::EventsLost));
         }
-        let delivered = delivered?;
+        let entry = entry?;
         let stay = Stay {
             pid: open.pid,
             fingerprints: [0; 2],
             earlier_alike: 0,
-            entered: delivered.map_or(open.received, |delivered| delivered.entered),
+            entered: entry.map_or(open.received, |entry| entry.entered),
             entered_on: took.unwrap_or(0),
             left: handed,
             left_on: sent_on,
@@ -417,15 +433,7 @@ impl Given {
                 return Err(Validity::incomplete(Reason::ReportMissing));
             }
         };
-        let mut stages = [None; PassthroughStage::COUNT];
-        for stage in PassthroughStage::ALL {
-            stages[stage as usize] = match (stage, stage.of_guest(), delivered) {
-                (PassthroughStage::GuestIrq, _, None) | (_, None, None) => None,
-                (_, Some(part), _) => Some(parts[part as usize]),
-                (PassthroughStage::Irq, None, Some(d)) => Some(d.accepted.saturating_sub(d.began)),
-                (_, None, Some(d)) => Some(d.entered.saturating_sub(d.accepted)),
-            };
-        }
+        let stages = stages(&parts, entry);
         // Begun before accepted before entered, as the probes are in this order in one thread; a recording may say otherwise.
         let total = handed.checked_sub(start).ok_or(out_of_order)?;
         let sum = stages.iter().flatten().try_fold(0u64, |sum, ns| sum.checked_add(*ns));
@@ -434,6 +442,19 @@ impl Given {
         }
         Ok((total, CompletePassthrough { start, stages }))
     }
+}
+
+/// The stages of a request: those before the guest received it only if the guest entry with its interrupt is known.
+fn stages(
+    parts: &[u64; GuestPart::COUNT],
+    entry: Option<InterruptEntry>,
+) -> [Option<u64>; PassthroughStage::COUNT] {
+    PassthroughStage::ALL.map(|stage| match stage {
+        PassthroughStage::Irq => entry.map(|entry| entry.accepted.saturating_sub(entry.began)),
+        PassthroughStage::VcpuWake => entry.map(|entry| entry.entered.saturating_sub(entry.accepted)),
+        PassthroughStage::GuestIrq if entry.is_none() => None,
+        other => other.guest_part().map(|part| parts[part as usize]),
+    })
 }
 
 fn unanswered(open: &Open, why: Reason, ttl: u64, inside: &InsideTable, c: &mut Common) {
@@ -456,38 +477,41 @@ fn leave_out(vm: u32, outcome: Outcome, why: Exclusion, c: &mut Common) {
 
 /// The guest entry with which a guest took the interrupt that it saw at `interrupted`, on a clock that may be wrong by `error`; `None` if
 /// that is not certain. `previous`: when it saw the one before that on the same vCPU, 0 if that is not known.
-fn delivered_with(
-    all: &VecDeque<Delivered>,
-    interrupted: u64,
+fn only_entry_between(
+    all: &VecDeque<InterruptEntry>,
     previous: u64,
+    interrupted: u64,
     error: u64,
-) -> Option<Delivered> {
+) -> Option<InterruptEntry> {
     if previous == 0 {
         return None;
     }
-    // Those that may have been between the two.
-    let from = all.partition_point(|d| d.entered.saturating_add(error) <= previous);
-    let to = all.partition_point(|d| d.entered <= interrupted.saturating_add(error));
-    let may_be: Vec<&Delivered> = all.range(from..to.max(from)).collect();
-    let is_after = |d: &Delivered| d.entered > previous.saturating_add(error);
-    let is_before = |d: &Delivered| d.entered.saturating_add(error) <= interrupted;
-    let between: Vec<&Delivered> = may_be.iter().copied().filter(|d| is_after(d) && is_before(d)).collect();
-    let found = match (&between[..], &may_be[..]) {
-        ([only], _) => only,
+    // Those that may have been between the two, and those of them that certainly were.
+    let from = all.partition_point(|e| e.entered.saturating_add(error) <= previous);
+    let to = all.partition_point(|e| e.entered <= interrupted.saturating_add(error));
+    let certain_from = all.partition_point(|e| e.entered <= previous.saturating_add(error));
+    let certain_to = all.partition_point(|e| e.entered.saturating_add(error) <= interrupted);
+    let found = match certain_to.saturating_sub(certain_from) {
+        1 => certain_from,
         // The guest handles each at once, so the first one after the previous interrupt is this one's.
-        ([], [first, ..]) if is_after(first) => first,
+        0 if from == certain_from && from < to => from,
         _ => return None,
     };
-    let alone = may_be.len() == 1 || may_be.iter().all(|d| !d.by_hardware);
-    (alone && !found.several).then_some(**found)
+    // A guest says when it was interrupted, and not how long the host shall look.
+    let may_be = to.saturating_sub(from);
+    if may_be > MAX_DOUBTFUL {
+        return None;
+    }
+    let alone = may_be == 1 || all.range(from..to).all(|e| !e.by_hardware);
+    all.get(found).filter(|found| alone && !found.several).copied()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn all(at: &[u64]) -> VecDeque<Delivered> {
-        let delivered = |at: &u64| Delivered {
+    fn all(at: &[u64]) -> VecDeque<InterruptEntry> {
+        let delivered = |at: &u64| InterruptEntry {
             began: at - 20,
             accepted: at - 10,
             entered: *at,
@@ -498,7 +522,7 @@ mod tests {
     }
 
     fn found(at: &[u64], interrupted: u64, previous: u64, error: u64) -> Option<u64> {
-        delivered_with(&all(at), interrupted, previous, error).map(|d| d.entered)
+        only_entry_between(&all(at), previous, interrupted, error).map(|d| d.entered)
     }
 
     #[test]
@@ -536,12 +560,22 @@ mod tests {
         assert_eq!(found(&[1000, 2000], 2500, 1010, 5), Some(2000));
     }
 
+    /// A guest that says that it was not interrupted before costs no look at all entries.
+    #[test]
+    fn one_of_many_entries_is_not_certain() {
+        let many: Vec<u64> = (0..200).map(|i| 1000 + i).collect();
+        assert_eq!(found(&many, 5000, 1, 0), None);
+        assert_eq!(found(&many, 1100, 1099, 0), Some(1100));
+        // By its error the clock cannot tell it from the others.
+        assert_eq!(found(&many, 1100, 1099, 100), None);
+    }
+
     #[test]
     fn what_hardware_delivers_is_certain_only_alone() {
         let certain = |at: &[u64], several| {
             let mut all = all(at);
             all.iter_mut().for_each(|d| (d.by_hardware, d.several) = (true, several));
-            delivered_with(&all, 2010, 1010, 5).is_some()
+            only_entry_between(&all, 1010, 2010, 5).is_some()
         };
         assert!(certain(&[1000, 2000], false));
         assert!(!certain(&[1000, 2000], true));

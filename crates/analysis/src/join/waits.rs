@@ -12,7 +12,8 @@
 //! for all of the wait, however briefly it had the CPU. So a point in the wait is chosen by chance, and the reading that it belongs to
 //! tells. The point depends on the request alone, so a replay of a recording says the same.
 //!
-//! A wait of a request that began while the thread waited already begins with a reading, too ([`Wait`]).
+//! If a thread waits already when a request comes to it, an event of its own ([`Wait`]) is the reading before, unless it had waited for
+//! less than 65.5 µs (`TELL_WAIT` in `clock.bpf.h`), or the buffer was more than half full.
 
 use crate::hash::{Map, Seeded};
 use std::collections::VecDeque;

@@ -192,9 +192,9 @@ static __always_inline u8 clock_read(struct clock *c, u64 now, u64 *spent)
 }
 
 /*
- * A wait is told in a record of its own from this length on; a shorter one is told with the next. So there
- * are no more than 1,024 of these records of a thread in 67 ms, as of states, however many packets come to it
- * while it waits. ns, 65.5 us
+ * Waits shorter than this get no record of their own: the next one covers them. So there are no more than
+ * 1,024 of these records of a thread in 67 ms, as of states (STATES_AT_ONCE), however many packets come to it
+ * while it waits. ns; 65.5 us
  */
 #define TELL_WAIT (1 << 16)
 
@@ -208,7 +208,7 @@ static __always_inline u8 clock_read(struct clock *c, u64 now, u64 *spent)
 __noinline int tell_wait(u32 tid)
 {
 	struct clock *c = clock_of(tid);
-	u64 spent[STATES], waited, since;
+	u64 waited, since;
 	struct rec_wait *r;
 	u32 preempted_by;
 	u8 state;
@@ -225,8 +225,9 @@ __noinline int tell_wait(u32 tid)
 	since = c->since;
 	state = c->state;
 	preempted_by = c->preempted_by;
+	/* at once into the record: callers leave little room on the stack */
 	for (i = 0; i < STATES; i++)
-		spent[i] = c->spent[i];
+		r->clock[i] = c->spent[i];
 	c->waited = 0;
 	bpf_spin_unlock(&c->lock);
 	if (!waited || state >= STATES) {
@@ -240,15 +241,13 @@ __noinline int tell_wait(u32 tid)
 	r->vcpu = c->vcpu;
 	r->state = state;
 	__builtin_memset(r->pad, 0, sizeof(r->pad));
-	for (i = 0; i < STATES; i++)
-		r->clock[i] = spent[i];
 	submit(r);
 	return 1;
 }
 
 /*
- * The same for a record that names nobody, because a request's wait may begin with it: what the thread has
- * waited before is told before.
+ * As clock_read(), for a record that names nobody. A request's wait may begin with this record, so what the
+ * thread has waited so far is told first, if it is TELL_WAIT or longer.
  */
 static __always_inline u8 clock_peek(struct clock *c, u64 now, u64 *spent)
 {

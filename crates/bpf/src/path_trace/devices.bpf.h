@@ -15,7 +15,7 @@
  * doing. (With PREEMPT_RT they are threads: then the thread has to be the same; of one that was moved to
  * another CPU meanwhile nothing is told.) Not seen are interrupts that the IOMMU posts to a vCPU by itself,
  * those that the VMM handles in user space, and the vCPU of those that KVM leaves to a kernel thread because
- * it would have to sleep. Which interrupts are a NIC's, user space knows.
+ * it would have to sleep. Which interrupts are a NIC's, user space knows; it writes those that are not.
  *
  * Nothing of this runs for other interrupts; and the probes that it shares read one byte first, which is 0 if
  * no traced VM has been given a NIC. They are in interrupts.bpf.h.
@@ -37,6 +37,17 @@ struct {
 	__type(value, struct device_irq);
 } device_irqs SEC(".maps");
 
+/*
+ * Interrupts of other devices of such VMs, such as disks, by the host's number, and until when user space
+ * believes that; ns. They are not told: a VM may have many.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, u32);
+	__type(value, u64);
+} other_irqs SEC(".maps");
+
 /* The interrupt of a device whose handler runs now; NULL if none does. */
 static __always_inline struct device_irq *handled_here(void)
 {
@@ -50,13 +61,18 @@ static __always_inline void device_irq_begins(u32 irq)
 {
 	u32 zero = 0;
 	struct device_irq *d = followed.devices ? bpf_map_lookup_elem(&device_irqs, &zero) : NULL;
+	u64 now, *until;
 
 	if (!d)
+		return;
+	now = bpf_ktime_get_ns();
+	until = bpf_map_lookup_elem(&other_irqs, &irq);
+	if (until && now < *until)
 		return;
 	d->irq = irq;
 	d->vm = 0;
 	d->task = bpf_get_current_task();
-	d->began = bpf_ktime_get_ns();
+	d->began = now;
 }
 
 /* KVM is told to interrupt a VM, by the handler of a device's interrupt. */
@@ -83,7 +99,10 @@ static __always_inline void tell_device_irq(const struct device_irq *d, u64 now,
 	submit(r);
 }
 
-/* Returns whether a vCPU has accepted what a device's interrupt has sent. As interrupt_accepted(). */
+/*
+ * A vCPU accepts an interrupt. Returns whether this is within the handler of a device's interrupt, whose
+ * doing it is then, and not a vhost worker's. As interrupt_accepted().
+ */
 static __always_inline bool device_interrupt_accepted(u32 apicid, u8 vector)
 {
 	struct device_irq *d = handled_here();

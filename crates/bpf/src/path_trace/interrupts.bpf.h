@@ -116,17 +116,19 @@ int BPF_PROG(on_irqfd, struct kvm_kernel_irq_routing_entry *entry, struct kvm *k
 	return 0;
 }
 
-SEC("fentry/vfio_msihandler")
-int BPF_PROG(on_device_irq, int irq)
-{
-	device_irq_begins(irq);
-	return 0;
-}
-
+/* Programs are attached in this order, and detached in the reverse: each beginning that is seen has an end.
+ */
 SEC("fexit/vfio_msihandler")
 int BPF_PROG(on_device_irq_done)
 {
 	device_irq_ends();
+	return 0;
+}
+
+SEC("fentry/vfio_msihandler")
+int BPF_PROG(on_device_irq, int irq)
+{
+	device_irq_begins(irq);
 	return 0;
 }
 

@@ -228,6 +228,31 @@ pub fn has_preempt_count(kernel: &KernelTypes) -> Result<bool, Error> {
     Ok(*HAS_PREEMPT_COUNT.get_or_init(|| has))
 }
 
+/// A recording has some kinds of events in frames of their own: they are grouped, so that it has few. But no event is moved by more
+/// than 2^27 ns (134 ms), however long teiji was held up and a batch grew: the analysis waits 500 ms for one that comes late.
+fn group(batch: &mut [EventWithPayload]) {
+    batch.sort_by_key(|e| {
+        let frame = match e.event.kind {
+            EventKind::VcpuState(_) => 1,
+            EventKind::Start(_) => 2,
+            EventKind::DeviceInterrupt(_) => 3,
+            EventKind::Wait(_) => 4,
+            _ => 0,
+        };
+        (e.event.ts >> 27, frame)
+    });
+}
+
+/// Interrupts of devices that VMs were given, and which are no NICs: the kernel half does not tell them. By the host's number.
+pub struct OtherIrqs(MapHandle);
+
+impl OtherIrqs {
+    /// This is one until an instant of `CLOCK_MONOTONIC`, ns. If there is no room for it, it is told.
+    pub fn set(&self, irq: u32, until: u64) {
+        let _ = self.0.update(&irq.to_ne_bytes(), &until.to_ne_bytes(), MapFlags::ANY);
+    }
+}
+
 /// Whether programs can load from the kernel's memory, wherever that is: from Linux 6.2 on.
 fn has_loads(kernel: &KernelTypes) -> bool {
     kernel.has_function("bpf_rdonly_cast")
@@ -343,6 +368,14 @@ impl Tracer {
         self.targets.leave_out(end)
     }
 
+    /// What user space knows of interrupts of devices that VMs were given. Needs no privileges.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if the map cannot be opened.
+    pub fn other_irqs(&self) -> Result<OtherIrqs, Error> {
+        Ok(OtherIrqs(map(&self.object, "other_irqs")?))
+    }
+
     /// Follows the VM with this process id no longer.
     ///
     /// # Errors
@@ -379,17 +412,10 @@ impl Tracer {
         Ok(taken as usize >= BATCH)
     }
 
-    /// Hands on the events that were taken out; returns how many.
+    /// Hands on the events that were taken out, by kind within 134 ms; returns how many.
     pub fn take_events(&mut self, each: &mut dyn FnMut(&mut EventWithPayload)) -> usize {
         let mut batch = self.batch.borrow_mut();
-        // Not between the others: a recording has these in frames of their own.
-        batch.sort_by_key(|e| match e.event.kind {
-            EventKind::VcpuState(_) => 1,
-            EventKind::Start(_) => 2,
-            EventKind::DeviceInterrupt(_) => 3,
-            EventKind::Wait(_) => 4,
-            _ => 0,
-        });
+        group(&mut batch);
         batch.iter_mut().for_each(each);
         let taken = batch.len();
         batch.clear();
@@ -448,5 +474,46 @@ impl Tracer {
             missed: object::missed(&self.object, &[&MISSES_NOT_COUNTED[..], &FOR_GUESTS].concat())?,
             unidentified: read(types::counter::COUNT_UNIDENTIFIED)?.iter().sum(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use teiji_model::event::{Delivery, DeviceInterrupt, Lost};
+
+    /// After teiji was held up for two seconds.
+    #[test]
+    fn grouping_moves_no_event_by_more_than_the_analysis_waits() {
+        let event = |ts, kind| EventWithPayload {
+            event: Event { ts, stream: teiji_model::stream::StreamId::HOST, cpu: 0, kind },
+            payload: Vec::new(),
+        };
+        let interrupt = DeviceInterrupt {
+            began: 0,
+            irq: 1,
+            delivery: Delivery::Accepted,
+            vm: 1,
+            vcpu: 0,
+            vector: 1,
+            by_hardware: false,
+        };
+        let each = |i: u64| {
+            let lost = Lost { count: 0, since: 0 };
+            [
+                event(i * 1_000_000, EventKind::DeviceInterrupt(interrupt)),
+                event(i * 1_000_000 + 1, EventKind::Lost(lost)),
+            ]
+        };
+        let mut batch: Vec<_> = (0..2000).flat_map(each).collect();
+        group(&mut batch);
+        let mut newest = 0;
+        for e in &batch {
+            assert!(newest < e.event.ts + (1 << 27), "{} after {newest}", e.event.ts);
+            newest = newest.max(e.event.ts);
+        }
+        let is_interrupt = |e: &EventWithPayload| matches!(e.event.kind, EventKind::DeviceInterrupt(_));
+        let frames = batch.chunk_by(|a, b| is_interrupt(a) == is_interrupt(b)).count();
+        assert!((2..=32).contains(&frames), "{frames}");
     }
 }

@@ -149,22 +149,22 @@ int BPF_PROG(on_softirq_exit)
 	return 0;
 }
 
-/* A NIC sends an interrupt that is left over no later than this after its driver was polled; ns. */
-#define LEFT_OVER_NS 100000000
+/* Assumed: a NIC raises a stale interrupt at most this long after its driver last polled it; ns. */
+#define STALE_NS 100000000
 
 /*
- * Whether the NIC may have an interrupt left over from the last time that its driver was polled: for a packet
- * that the driver found then, but which was not the cause of its interrupt. The interrupt is sent when the
- * driver enables it again, and a packet that it finds then may have come after that. One that finds no packet
- * was left over; then no other is.
+ * Whether the next interrupt may be stale: raised for a packet that an earlier NAPI poll has already taken.
+ * This is possible if that poll took more packets than its interrupt announced: the NIC raises the pending
+ * interrupt when the driver enables interrupts again, and a packet that is found then may have come later. An
+ * interrupt that finds no packet was the stale one, and ends the doubt.
  */
-static __always_inline bool may_be_left_over(const struct interrupt *was, u64 now)
+static __always_inline bool maybe_stale(const struct interrupt *was, u64 now)
 {
-	bool caused = was->at && !was->in_doubt; /* it was the first packet's */
+	bool caused = was->at && !was->maybe_stale; /* it was the first packet's */
 
-	if (now > was->last + LEFT_OVER_NS && now > was->at + LEFT_OVER_NS)
+	if (now > was->last + STALE_NS && now > was->at + STALE_NS)
 		return false;
-	return was->handed > (caused ? 1 : 0) || (was->in_doubt && !was->at);
+	return was->received > (caused ? 1 : 0) || (was->maybe_stale && !was->at);
 }
 
 /* The driver wants to be polled: in its interrupt, or once more after it has been polled. */
@@ -180,7 +180,7 @@ static __always_inline int scheduled(struct napi_struct *napi)
 	i.previous = i.at ? c->previous_irq : 0;
 	was = settings.matching != MATCH_NONE ? bpf_map_lookup_elem(&interrupts, &id) : NULL;
 	if (was)
-		i.in_doubt = may_be_left_over(was, i.at ? i.at : bpf_ktime_get_ns());
+		i.maybe_stale = maybe_stale(was, i.at ? i.at : bpf_ktime_get_ns());
 	bpf_map_update_elem(&interrupts, &id, &i, BPF_ANY);
 	return 0;
 }
@@ -217,7 +217,7 @@ static __always_inline void report_part(struct sk_buff *skb, const struct packet
 	r->key = p->key;
 	r->interrupted = i ? i->at : 0;
 	r->previous = i ? i->previous : 0;
-	r->own = i && i->at && i->caused_by == (u64)skb;
+	r->own = i && i->at && i->first_skb == (u64)skb;
 	r->vendor = BPF_CORE_READ(pci, vendor);
 	r->device = BPF_CORE_READ(pci, device);
 	r->role = p->role;
@@ -230,9 +230,10 @@ static __always_inline void report_part(struct sk_buff *skb, const struct packet
  * The driver hands a packet to the stack, before that merges packets (GRO), or has another CPU handle them
  * (RPS). Whoever they are for.
  */
-static __always_inline int handed(struct sk_buff *skb)
+static __always_inline int driver_received(struct sk_buff *skb)
 {
 	struct interrupt *i;
+	struct cpu *c;
 	u32 id;
 
 	if (settings.matching == MATCH_NONE || !bpf_core_field_exists(skb->napi_id))
@@ -241,11 +242,12 @@ static __always_inline int handed(struct sk_buff *skb)
 	i = bpf_map_lookup_elem(&interrupts, &id);
 	if (!i)
 		return 0;
-	if (!i->handed && !i->in_doubt && !i->complete)
-		i->caused_by = (u64)skb;
-	else if (i->caused_by == (u64)skb) /* that one is gone, and this one has its address */
-		i->caused_by = 0;
-	i->handed += 1;
+	c = this_cpu();
+	if (!i->received && !i->maybe_stale && !i->napi_done && c && !c->freed_sent)
+		i->first_skb = (u64)skb;
+	else if (i->first_skb == (u64)skb) /* that one is gone, and this one has its address */
+		i->first_skb = 0;
+	i->received += 1;
 	i->last = bpf_ktime_get_ns();
 	return 0;
 }
@@ -253,26 +255,40 @@ static __always_inline int handed(struct sk_buff *skb)
 SEC("tp_btf/napi_gro_receive_entry")
 int BPF_PROG(on_gro_receive, struct sk_buff *skb)
 {
-	return handed(skb);
+	return driver_received(skb);
 }
 
 SEC("tp_btf/napi_gro_frags_entry")
 int BPF_PROG(on_gro_frags, struct sk_buff *skb)
 {
-	return handed(skb);
+	return driver_received(skb);
 }
 
 SEC("tp_btf/netif_receive_skb_list_entry")
 int BPF_PROG(on_receive_list, struct sk_buff *skb)
 {
-	return handed(skb);
+	return driver_received(skb);
 }
 
 /* Also called by bridges and the like, for packets that a driver has handed over. */
 SEC("tp_btf/netif_receive_skb_entry")
 int BPF_PROG(on_receive, struct sk_buff *skb)
 {
-	return settings.matching != MATCH_NONE && pci_device(skb) ? handed(skb) : 0;
+	return settings.matching != MATCH_NONE && pci_device(skb) ? driver_received(skb) : 0;
+}
+
+/*
+ * A driver that is polled frees what it has sent, before it looks for packets: so the interrupt may have been
+ * for that. A driver that frees it otherwise is not polled for it. `budget` is 0 if the driver is not polled.
+ */
+SEC("fentry/napi_consume_skb")
+int BPF_PROG(on_free_sent, struct sk_buff *skb, int budget)
+{
+	struct cpu *c = settings.matching != MATCH_NONE && budget && skb ? this_cpu() : NULL;
+
+	if (c)
+		c->freed_sent = 1;
+	return 0;
 }
 
 /* What is found before the driver asks again, a thread that polls the NIC itself has found (busy polling). */
@@ -281,12 +297,16 @@ int BPF_PROG(on_complete, struct napi_struct *napi)
 {
 	u32 id = napi->napi_id;
 	struct interrupt *i;
+	struct cpu *c;
 
 	if (settings.matching == MATCH_NONE)
 		return 0;
+	c = this_cpu();
+	if (c)
+		c->freed_sent = 0;
 	i = bpf_map_lookup_elem(&interrupts, &id);
 	if (i)
-		i->complete = 1;
+		i->napi_done = 1;
 	return 0;
 }
 

@@ -14,7 +14,17 @@ use std::path::Path;
 use teiji_model::flow::{Matching, Watch};
 use teiji_model::guest::{Missing, SECRET_WORDS, Secret};
 
-const OWN: &str = "which packet an interrupt was for is not known of some NICs that the guest was given";
+const OWN: &str = "with some passthrough NICs, it is not known which packet caused an interrupt";
+
+/// Targets that are of use only if the guest matches requests.
+const FOR_MATCHING: [&str; 6] = [
+    "napi_gro_receive_entry",
+    "napi_gro_frags_entry",
+    "netif_receive_skb_entry",
+    "netif_receive_skb_list_entry",
+    "napi_complete_done",
+    "napi_consume_skb",
+];
 
 /// Targets, what is not seen without each, and whether requests cannot be followed without it.
 const TARGETS: &[(&str, &str, bool)] = &[
@@ -51,6 +61,11 @@ const TARGETS: &[(&str, &str, bool)] = &[
     ("netif_receive_skb_entry", OWN, false),
     ("netif_receive_skb_list_entry", OWN, false),
     ("napi_complete_done", OWN, false),
+    (
+        "napi_consume_skb",
+        "an interrupt for frames that were sent may be taken for a packet's, of passthrough NICs",
+        false,
+    ),
     ("softirq_entry", "which thread sent a packet is not known", false),
     ("softirq_exit", "which thread sent a packet is not known", false),
     ("inet_sendmsg", "when a thread began to send is not seen (IPv4)", false),
@@ -149,12 +164,12 @@ impl Kernel {
         all
     }
 
-    /// Whether the kernel can have a program: all programs of its target, as some make no sense alone; and whether it is of use.
-    pub(super) fn is_to_have(&self, program: &str, matching: Matching) -> bool {
+    /// Whether to load a program: if the kernel can have all programs of its target, as some make no sense alone, and it is of use.
+    pub(super) fn should_load(&self, program: &str, matching: Matching) -> bool {
         self.hooks
             .iter()
             .find(|h| h.program == program)
-            .filter(|own| own.without != OWN || matching != Matching::None)
+            .filter(|own| matching != Matching::None || !FOR_MATCHING.contains(&own.name.as_str()))
             .is_some_and(|own| self.hooks.iter().all(|h| h.name != own.name || h.present))
     }
 

@@ -71,6 +71,8 @@ struct cpu {
 	struct queued queued; /* the same packet */
 	u32 backlog;	      /* packets that are in the queue */
 	u32 softirq;	      /* one is being handled */
+	u32 freed_sent;	      /* a driver that is polled has freed what it has sent */
+	u32 pad;
 };
 
 struct {
@@ -85,11 +87,11 @@ struct interrupt {
 	u64 at;	      /* when the interrupt came in which it asked; 0: it asked while it was polled */
 	u64 previous; /* when that CPU was interrupted before that */
 	/* only if requests are matched: */
-	u64 last;      /* when the driver handed its last packet to the stack since then */
-	u64 caused_by; /* address of the packet that the interrupt was certainly for; 0: not known */
-	u32 handed;    /* packets since then */
-	u16 in_doubt;  /* see may_be_left_over() */
-	u16 complete;  /* the driver has found no more, and is not polled until it asks again */
+	u64 last;	/* when the driver handed its last packet to the stack since then */
+	u64 first_skb;	/* the packet that the interrupt was certainly for, by its address; 0: not known */
+	u32 received;	/* packets that the driver has handed to the stack since then */
+	u8 maybe_stale; /* see maybe_stale() */
+	u8 napi_done;	/* the driver has found no more, and is not polled until it asks again */
 	u32 cpu;
 	u32 pad;
 };

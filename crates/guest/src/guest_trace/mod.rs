@@ -90,7 +90,7 @@ impl Tracer {
         let mut object = open(kernel.object())?;
         for mut program in object.progs_mut() {
             let name = program.name().to_string_lossy().into_owned();
-            program.set_autoload(kernel.is_to_have(&name, watch.matching));
+            program.set_autoload(kernel.should_load(&name, watch.matching));
         }
         settings::fill(&mut object, kernel.symbols(), secret, watch, own)?;
         let object = object.load().map_err(|e| Error::kernel("load the guest's probes", &e))?;

@@ -19,8 +19,10 @@ pub(super) fn passthrough(p: &Passthrough) -> Markup {
     html! {
         h3 { "NICs that were given to the VM" }
         @if let Some(headline) = requests.and_then(text::passthrough::headline) { p { b { (headline) } } }
-        @if p.nics.is_empty() { p.soft { "none any longer" } }
-        p.soft { @for (i, nic) in p.nics.iter().enumerate() { @if i > 0 { ", " } (nic.what()) " (" (nic.address) ")" } }
+        p.soft {
+            @if p.nics.is_empty() { "none at the end of the trace" }
+            @for (i, nic) in p.nics.iter().enumerate() { @if i > 0 { ", " } (nic.what()) " (" (nic.address) ")" }
+        }
         p.soft {
             (count(p.interrupts, "interrupt"))
             @if let Some(r) = requests {
@@ -29,11 +31,11 @@ pub(super) fn passthrough(p: &Passthrough) -> Markup {
             }
         }
         @for remark in text::passthrough::remarks(p) { p.soft { (remark) } }
-        div.scroll { table {
+        @if p.until_guest_entry.is_some() || requests.is_some_and(|r| r.total.is_some()) { div.scroll { table {
             tr { @for head in ["stage", "mean", "p50", "p99", "max", "of time", "of fluctuation"] { th { (head) } } }
-            @if let Some(d) = &p.delivery { (row("interrupt until the guest entry", d)) }
+            @if let Some(d) = &p.until_guest_entry { (row("all interrupts: host's handler to guest entry", d)) }
             @if let Some(r) = requests {
-                @if let Some(d) = &r.total { (row("response time", d)) }
+                @if let Some(d) = &r.total { (row("response: host's handler to guest's driver", d)) }
                 @for s in &r.stages {
                     tr {
                         td { (s.stage.name()) } td { (duration(s.dist.mean)) }
@@ -42,6 +44,6 @@ pub(super) fn passthrough(p: &Passthrough) -> Markup {
                     }
                 }
             }
-        } }
+        } } }
     }
 }

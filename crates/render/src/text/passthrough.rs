@@ -16,26 +16,26 @@ pub(crate) fn remarks(p: &Passthrough) -> Vec<String> {
                 .to_owned(),
         );
     } else if p.not_accepted > 0 {
-        remarks.push(format!("of {} no vCPU was seen to accept it", count(p.not_accepted, "interrupt")));
+        remarks.push(format!("{} that no vCPU was seen to accept", count(p.not_accepted, "interrupt")));
     }
     match &p.requests {
         None => remarks.push(
-            "the host sees none of the packets, and the guest reported no request: that needs `teiji trace --guest --match echo`, \
-             and a teiji-guest of this version in the guest"
+            "the host does not see these packets, and the guest reported no echo request by these NICs: that needs `teiji trace \
+             --guest --match echo`, a teiji-guest of this version in the guest, and such requests"
                 .to_owned(),
         ),
         Some(r) => {
             remarks.push(
-                "from the host's interrupt handler until the guest's driver has the answer: what the NIC does before and after \
-                 is not seen"
+                "response: from the host's interrupt handler until the guest gives the answer to its driver; the time in the NIC \
+                 and on the wire is not in it"
                     .to_owned(),
             );
-            if r.polled > 0 {
-                let total = r.polled_total.as_ref().map(figures).unwrap_or_default();
+            if r.without_interrupt > 0 {
+                let total = r.without_interrupt_total.as_ref().map(figures).unwrap_or_default();
                 remarks.push(format!(
-                    "{} found by the guest's driver while it polled; when they came is not known, and they are not in these \
-                     figures. From their reception in the guest on: {total}",
-                    count(r.polled, "request")
+                    "{} without an interrupt that was certainly their own (other packets came first, or the driver was polling): \
+                     when they came is not known, and they are not in these figures. From reception in the guest to the answer: {total}",
+                    count(r.without_interrupt, "request")
                 ));
             }
         }
@@ -46,7 +46,7 @@ pub(crate) fn remarks(p: &Passthrough) -> Vec<String> {
 /// Where most of the time goes, in at most 12 words; `None` if no request began with an interrupt.
 pub(crate) fn headline(r: &PassthroughRequests) -> Option<String> {
     let most = r.stages.iter().max_by(|a, b| a.time_share.total_cmp(&b.time_share))?;
-    let whose = if most.stage.of_guest().is_some() { "in the guest" } else { "on the host" };
+    let whose = if most.stage.guest_part().is_some() { "in the guest" } else { "on the host" };
     Some(format!("{} of the time is {}, {whose}", percent(most.time_share), most.stage.name()))
 }
 
@@ -62,15 +62,15 @@ pub(super) fn lines(p: &Passthrough, style: &Style) -> Vec<String> {
         .iter()
         .map(|nic| format!("{} ({})", shorten(&printable(&nic.what()), 24), printable(&nic.address)))
         .collect();
-    let nics = if nics.is_empty() { "none any longer".to_owned() } else { nics.join(", ") };
+    let nics = if nics.is_empty() { "none at the end of the trace".to_owned() } else { nics.join(", ") };
     lines.extend(labelled("NICs given", &nics));
     let mut interrupts = p.interrupts.to_string();
-    if let Some(d) = &p.delivery {
-        interrupts += &format!(", until the guest entry: {}", figures(d));
+    if let Some(d) = &p.until_guest_entry {
+        interrupts += &format!(", from the host's handler to the guest entry: {}", figures(d));
     }
     lines.extend(labelled("interrupts", &interrupts));
     if let Some(r) = &p.requests {
-        let mut text = format!("{} by it, {} complete", r.counts.seen, r.counts.complete);
+        let mut text = format!("{} by these NICs, {} complete", r.counts.seen, r.counts.complete);
         for (n, what) in r.counts.left_out() {
             text += &format!(", {n} {what}");
         }

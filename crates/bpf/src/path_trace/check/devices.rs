@@ -91,3 +91,22 @@ fn a_handler_ends_also_if_no_such_vm_is_followed_any_longer() {
     follow(&host, types::hint::HINT_DEVICES, true);
     assert!(!interrupts(&host, HOG, VM));
 }
+
+/// A disk may interrupt its VM often: user space says that it is no NIC, for some time.
+#[test]
+fn interrupts_of_other_devices_are_not_told_for_some_time() {
+    let mut host = host();
+    let others = super::super::OtherIrqs(super::super::map(&host.object, "other_irqs").unwrap());
+    others.set(IRQ + 1, host.now + 100);
+    let mut begins = |ns, irq| {
+        host.passes(ns);
+        host.happens(Happening::DeviceIrqBegins, 0, HOG, irq);
+        let told = interrupts(&host, HOG, VM);
+        host.happens(Happening::DeviceIrqEnds, 0, HOG, 0);
+        told
+    };
+    assert_eq!(
+        [begins(0, IRQ + 1), begins(99, IRQ + 1), begins(0, IRQ), begins(1, IRQ + 1)],
+        [false, false, true, true]
+    );
+}

@@ -3,25 +3,33 @@
 //! VMs may also be given other devices, and a device gets its interrupts when the guest asks for them. So this is looked up while the
 //! trace runs, when an interrupt has come; it needs no privileges.
 
+use super::now;
 use std::collections::{BTreeMap, HashMap};
+use teiji_bpf::path_trace::OtherIrqs;
 use teiji_host::Root;
 use teiji_model::event::DeviceInterrupt;
 
 /// See the module.
 #[derive(Default)]
-pub(super) struct GivenIrqs {
+pub(super) struct NicIrqs {
     root: Root,
     /// Addresses of the NICs, by the VMM's process id.
     nics: BTreeMap<u32, Vec<String>>,
     /// By VM and interrupt: whether it is that of such a NIC, and until when that is believed.
     known: HashMap<(u32, u32), (bool, u64)>,
+    /// Where the kernel half reads which interrupts it need not tell.
+    others: Option<OtherIrqs>,
 }
 
-impl GivenIrqs {
+impl NicIrqs {
     /// How long what was looked up is believed, ns.
     const BELIEVED: u64 = 100_000_000;
     /// Interrupts that are remembered.
     const MAX_KNOWN: usize = 1 << 14;
+
+    pub(super) fn new(others: OtherIrqs) -> Self {
+        NicIrqs { others: Some(others), ..NicIrqs::default() }
+    }
 
     pub(super) fn set(&mut self, pid: u32, nics: Vec<String>) {
         self.known.retain(|(vm, _), _| *vm != pid);
@@ -45,6 +53,9 @@ impl GivenIrqs {
         }
         let is_nics = nics.iter().any(|address| self.root.is_irq_of(address, i.irq));
         self.known.insert((i.vm, i.irq), (is_nics, ts.saturating_add(Self::BELIEVED)));
+        if let Some(others) = self.others.as_ref().filter(|_| !is_nics) {
+            others.set(i.irq, now().saturating_add(Self::BELIEVED));
+        }
         is_nics
     }
 }
@@ -57,11 +68,11 @@ mod tests {
 
     #[test]
     fn interrupts_of_other_devices_and_vms_are_left_out() {
-        let dir = std::env::temp_dir().join(format!("teiji-given-{}", std::process::id()));
+        let dir = std::env::temp_dir().join(format!("teiji-nic-irqs-{}", std::process::id()));
         let irqs = dir.join("sys/bus/pci/devices/0000:01:10.0/msi_irqs");
         fs::create_dir_all(&irqs).unwrap();
         fs::write(irqs.join("40"), "msix").unwrap();
-        let mut given = GivenIrqs { root: Root::new(&dir), ..GivenIrqs::default() };
+        let mut nic_irqs = NicIrqs { root: Root::new(&dir), ..NicIrqs::default() };
         let interrupt = |vm, irq| DeviceInterrupt {
             began: 1,
             irq,
@@ -71,15 +82,15 @@ mod tests {
             vector: 1,
             by_hardware: false,
         };
-        given.set(7, vec!["0000:01:10.0".to_owned()]);
-        let mut at = |ts| [(7, 40), (7, 41), (8, 40)].map(|(vm, irq)| given.has(ts, &interrupt(vm, irq)));
+        nic_irqs.set(7, vec!["0000:01:10.0".to_owned()]);
+        let mut at = |ts| [(7, 40), (7, 41), (8, 40)].map(|(vm, irq)| nic_irqs.has(ts, &interrupt(vm, irq)));
         assert_eq!(at(1), [true, false, false]);
         // The guest asks for another one, and gives back the first.
         fs::rename(irqs.join("40"), irqs.join("41")).unwrap();
         assert_eq!(at(2), [true, false, false]);
-        assert_eq!(at(1 + GivenIrqs::BELIEVED), [false, true, false]);
-        given.set(7, Vec::new());
-        assert!(!given.has(1 + GivenIrqs::BELIEVED, &interrupt(7, 41)));
+        assert_eq!(at(1 + NicIrqs::BELIEVED), [false, true, false]);
+        nic_irqs.set(7, Vec::new());
+        assert!(!nic_irqs.has(1 + NicIrqs::BELIEVED, &interrupt(7, 41)));
         fs::remove_dir_all(&dir).unwrap();
     }
 }
