@@ -84,7 +84,7 @@ fn vms_names_the_virtual_function() {
     eprintln!("{text}");
     let lines: Vec<&str> = text.lines().filter(|line| line.contains(at)).collect();
     assert!(lines[0].contains(&format!("VF {number} of {PF}")), "{text}");
-    assert!(lines[1].contains("at most interrupts are seen (VFIO)"), "{text}");
+    assert!(lines[1].contains("packets are not seen (VFIO), interrupts at most"), "{text}");
     let json = LAB.host.run("/mnt/bin/teiji vms --json").unwrap().ok().unwrap();
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     let given = &json["vms"][0]["given"][0];

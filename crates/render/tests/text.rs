@@ -156,9 +156,9 @@ fn requests_by_a_virtual_function_are_told_with_what_is_not_seen() {
     let text = told(&made_up);
     for part in [
         "NICs given VF 2 of eth1 (0000:01:10.4)",
-        "interrupts 1234, until the guest entry: p50",
-        "of 3 interrupts no vCPU was seen to accept it",
-        "the guest reported no request: that needs `teiji trace --guest --match echo`",
+        "interrupts 1234, from the host's handler to the guest entry: p50",
+        "3 interrupts that no vCPU was seen to accept",
+        "that needs `teiji trace --guest --match echo`",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
@@ -181,11 +181,11 @@ fn requests_by_a_virtual_function_are_told_with_what_is_not_seen() {
     made_up.vms[0].passthrough = Some(Passthrough { requests: Some(requests), ..silent.clone() });
     let text = told(&made_up);
     for part in [
-        "50 by it, 49 complete, 1 incomplete",
+        "50 by these NICs, 49 complete, 1 incomplete",
         "which interrupt of the NIC it came with is not certain",
         "70 % of the time is app, in the guest",
-        "what the NIC does before and after is not seen",
-        "2 requests found by the guest's driver while it polled",
+        "the time in the NIC and on the wire is not in it",
+        "2 requests without an interrupt that was certainly their own",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
@@ -193,7 +193,7 @@ fn requests_by_a_virtual_function_are_told_with_what_is_not_seen() {
     assert!(told(&made_up).contains("posted interrupts"));
     // It was taken away while the trace ran.
     made_up.vms[0].passthrough = Some(Passthrough { nics: Vec::new(), ..silent });
-    assert!(told(&made_up).contains("NICs given none any longer"));
+    assert!(told(&made_up).contains("NICs given none at the end of the trace"));
 }
 
 #[test]
