@@ -208,10 +208,8 @@ static __always_inline u8 clock_read(struct clock *c, u64 now, u64 *spent)
 __noinline int tell_wait(u32 tid)
 {
 	struct clock *c = clock_of(tid);
-	u64 waited, since;
 	struct rec_wait *r;
-	u32 preempted_by;
-	u8 state;
+	u64 waited;
 	int i;
 
 	if (!c || bpf_ringbuf_query(&records, BPF_RB_AVAIL_DATA) >
@@ -220,27 +218,25 @@ __noinline int tell_wait(u32 tid)
 	r = bpf_ringbuf_reserve(&records, sizeof(*r), 0);
 	if (!r)
 		return 0;
+	fill_head(&r->head, 0, REC_WAIT, c->actor, 0);
+	r->tid = tid;
+	r->vm = c->vm;
+	r->vcpu = c->vcpu;
+	__builtin_memset(r->pad, 0, sizeof(r->pad));
+	/* at once into the record: callers leave little room on the stack */
 	bpf_spin_lock(&c->lock);
 	waited = c->waited;
-	since = c->since;
-	state = c->state;
-	preempted_by = c->preempted_by;
-	/* at once into the record: callers leave little room on the stack */
+	r->head.ts = c->since;
+	r->state = c->state;
+	r->preempted_by = c->preempted_by;
 	for (i = 0; i < STATES; i++)
 		r->clock[i] = c->spent[i];
 	c->waited = 0;
 	bpf_spin_unlock(&c->lock);
-	if (!waited || state >= STATES) {
+	if (!waited || r->state >= STATES) {
 		bpf_ringbuf_discard(r, 0);
 		return 0;
 	}
-	fill_head(&r->head, since, REC_WAIT, c->actor, 0);
-	r->tid = tid;
-	r->preempted_by = preempted_by;
-	r->vm = c->vm;
-	r->vcpu = c->vcpu;
-	r->state = state;
-	__builtin_memset(r->pad, 0, sizeof(r->pad));
 	submit(r);
 	return 1;
 }
