@@ -36,7 +36,7 @@ struct packet {
 	u16 payload_len;	      /* UDP, of the linear part; TCP: with its header, whole */
 	u16 headers;		      /* UDP, TCP: bytes of the frame before the payload */
 	u16 segments;		      /* see count_segments() */
-	const unsigned char *payload; /* TCP: its header */
+	const unsigned char *payload; /* TCP: its header; before it is identified: the packet */
 };
 
 struct address {
@@ -206,17 +206,26 @@ static __always_inline bool passes(const struct endpoints *e, bool to_guest)
 	return true;
 }
 
+/* The Ethernet header of a packet. */
+union ethernet {
+	struct {
+		u8 pad[2]; /* so that the words behind it are aligned */
+		u8 dst[6], src[6];
+		__be16 proto;
+	};
+	/* for loads */
+	u16 of_16[2];
+	u32 of_32[2];
+	u64 of_64[2];
+};
+
 /*
  * The headers of a packet. They are read at once, as if there were no VLAN tag, IPv4, and no options, which
  * is nearly always so: reading costs more by the call than by the byte. What is elsewhere is read again.
  */
 union headers {
 	struct {
-		u8 pad[2]; /* so that the words behind it are aligned */
-		struct {
-			u8 dst[6], src[6];
-			__be16 proto;
-		} eth;
+		union ethernet eth;
 		struct {
 			u8 ihl_version, tos;
 			__be16 tot_len, id, frag;
@@ -251,14 +260,14 @@ union headers {
 	};
 	u32 payload[PAYLOAD_HASHED / 4]; /* of UDP */
 	/* for loads */
-	u16 of_16[2];
 	u32 of_32[13];
 	u64 of_64[6];
 };
 #define HEADERS_READ (ETH_HLEN + 20 + 16)
 
 /* Reads the Ethernet header of a packet at l2, whose linear part ends at end; counts one that has none. */
-static __always_inline bool read_ethernet(const unsigned char *l2, const unsigned char *end, union headers *h)
+static __always_inline bool read_ethernet(const unsigned char *l2, const unsigned char *end,
+					  union ethernet *h)
 {
 	if (l2 + ETH_HLEN > end)
 		goto unidentified;
@@ -268,7 +277,7 @@ static __always_inline bool read_ethernet(const unsigned char *l2, const unsigne
 		h->of_64[1] = load_64(l2 + 6);
 		return true;
 	}
-	if (!bpf_probe_read_kernel(&h->eth, ETH_HLEN, l2))
+	if (!bpf_probe_read_kernel(h->dst, ETH_HLEN, l2))
 		return true;
 unidentified:
 	count(COUNT_UNIDENTIFIED);
@@ -295,11 +304,13 @@ static __always_inline bool read_others(const unsigned char *l2, const unsigned 
 /* Reads the headers; counts a packet that has not even that of Ethernet. */
 static __always_inline bool read_headers(const unsigned char *l2, const unsigned char *end, union headers *h)
 {
+	u8 *at = (u8 *)h + sizeof(h->eth.pad);
+
 	if (settings.loads)
-		return read_ethernet(l2, end, h) && read_others(l2, end, h);
+		return read_ethernet(l2, end, &h->eth) && read_others(l2, end, h);
 	/* with one call */
-	__builtin_memset(&h->eth, 0, HEADERS_READ);
-	if (l2 + ETH_HLEN <= end && !bpf_probe_read_kernel(&h->eth, at_most(end - l2, HEADERS_READ), l2))
+	__builtin_memset(at, 0, HEADERS_READ);
+	if (l2 + ETH_HLEN <= end && !bpf_probe_read_kernel(at, at_most(end - l2, HEADERS_READ), l2))
 		return true;
 	count(COUNT_UNIDENTIFIED);
 	return false;
@@ -332,6 +343,13 @@ static __always_inline bool add_payload(struct sums *s, const unsigned char *at,
 	for (i = 0; i < PAYLOAD_HASHED; i += 8)
 		add_pair(s, OFFSET_BODY + i / 4, room[i / 4], room[i / 4 + 1]);
 	return true;
+}
+
+/* Whether packets of this direction are followed. Asked by the callers of identify(), who know the direction.
+ */
+static __always_inline bool follows(bool to_guest)
+{
+	return settings.directions & (to_guest ? DIR_IN : DIR_OUT);
 }
 
 /*
@@ -368,9 +386,6 @@ static __always_inline bool identify(union headers *h, const unsigned char *l2, 
 	u32 id, ports = 0, l4 = 0;
 	u16 ether, len, l4_len;
 	int i;
-
-	if (!(settings.directions & (to_guest ? DIR_IN : DIR_OUT)))
-		return false;
 
 	ether = bpf_ntohs(h->eth.proto);
 	for (i = 0; i < 2 && (ether == ETH_P_8021Q || ether == ETH_P_8021AD); i++) {

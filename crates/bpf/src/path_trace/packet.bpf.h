@@ -41,33 +41,49 @@ enum parse_flags {
 };
 
 /*
- * Identifies a packet that starts at l2 and whose linear part ends at end: see identify().
- *
- * Returns false for packets that do not belong to traced guests, that do not pass the filter, or that cannot
- * be identified (these are counted).
+ * Identifies a packet of whose linear part so many bytes are at p->payload: see identify(). Not inlined: so
+ * the verifier looks at it once in each program, and not in each state in which a packet comes to it. What it
+ * looks at takes most of the time in which a trace starts. (The address is in memory because the verifier
+ * takes it for a number there, which is what an argument has to be.)
+ */
+__noinline int identify_packet(struct packet *p, u64 length, u32 flags)
+{
+	union headers h;
+	const unsigned char *l2, *end;
+
+	if (!p)
+		return 0;
+	l2 = p->payload;
+	end = l2 + length;
+	return read_headers(l2, end, &h) &&
+	       identify(&h, l2, end, flags & TO_GUEST, flags & KEYED, settings.secret, p);
+}
+
+/*
+ * Identifies a packet that starts at l2 and whose linear part ends at end. Returns false for packets that do
+ * not belong to traced guests, that do not pass the filter, or that cannot be identified (these are counted).
  */
 static __always_inline bool parse(const unsigned char *l2, const unsigned char *end, enum parse_flags flags,
 				  struct packet *p)
 {
 	const bool to_guest = flags & TO_GUEST;
-	union headers h;
 
-	if (flags & AT_TAP || !followed.by_mac) {
-		if (!read_headers(l2, end, &h))
-			return false;
-	} else {
+	if (!follows(to_guest))
+		return false;
+	if (!(flags & AT_TAP) && followed.by_mac) {
+		union ethernet h;
+
 		/* most packets of a host are no traced guest's: of those only the addresses are read */
 		if (!read_ethernet(l2, end, &h))
 			return false;
 		/* towards a guest if it is the destination, from one if only the source is */
-		if (to_guest ? !is_guest_mac(h.eth.dst) : !is_guest_mac(h.eth.src) || is_guest_mac(h.eth.dst))
+		if (to_guest ? !is_guest_mac(h.dst) : !is_guest_mac(h.src) || is_guest_mac(h.dst))
 			return false;
 		if (to_guest)
 			p->received = bpf_ktime_get_ns();
-		if (!read_others(l2, end, &h))
-			return false;
 	}
-	return identify(&h, l2, end, to_guest, flags & KEYED, settings.secret, p);
+	p->payload = l2;
+	return identify_packet(p, end - l2, flags);
 }
 
 /*

@@ -83,6 +83,8 @@ static __always_inline bool identify_skb(struct sk_buff *skb, bool received, boo
 	const unsigned char *data = skb->data, *l2 = data, *end;
 	union headers h;
 
+	if (!follows(to_guest))
+		return false;
 	if (received) {
 		if (skb->mac_header == 0xffff) /* not set */
 			return false;
