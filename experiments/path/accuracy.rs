@@ -307,6 +307,11 @@ pub fn run_under(
     let one_at_a_time = case.pairing == Pairing::Http;
     let pairs = align(&found.exchanges, &joined, counts.difference, one_at_a_time, place, around);
 
+    for wrong in pairs.iter().filter(|p| !p.divides()) {
+        let starts = wrong.start as i64 + wrong.late - counts.difference.realtime_minus_monotonic_ns;
+        let request = joined.iter().find(|j| j.request.start as i64 == starts).map(|j| &j.request);
+        eprintln!("divided wrongly: {wrong:?}, {request:?}");
+    }
     let off: Vec<f64> = pairs.iter().map(|p| p.off() / 1e3).collect();
     let size: Vec<f64> = off.iter().map(|o| o.abs()).collect();
     let apart: Vec<f64> =

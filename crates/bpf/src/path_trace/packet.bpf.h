@@ -7,11 +7,16 @@
 
 #include "../common/packet_hash.bpf.h"
 
-/* An array and not a map: the programs have no room for its key on their stacks. */
-static __always_inline bool reports(const struct endpoints *e, bool to_guest)
+/*
+ * Whether the end of a segment that is the guest's is one of `followed.ends`. An array and not a map: the
+ * programs have no room for its key on their stacks. Not inlined: see identify_packet().
+ */
+__noinline int is_reporting(const struct endpoints *e, u32 to_guest)
 {
 	int i;
 
+	if (!e)
+		return false;
 #pragma unroll 1
 	for (i = 0; i < MAX_REPORTING; i++) {
 		if (i >= followed.reporting)
@@ -20,6 +25,11 @@ static __always_inline bool reports(const struct endpoints *e, bool to_guest)
 			return true;
 	}
 	return false;
+}
+
+static __always_inline bool reports(const struct endpoints *e, bool to_guest)
+{
+	return followed.reporting && is_reporting(e, to_guest);
 }
 
 static __always_inline bool is_guest_mac(const u8 *addr)
@@ -32,38 +42,18 @@ static __always_inline bool is_guest_mac(const u8 *addr)
 	return bpf_map_lookup_elem(&macs, &m);
 }
 
-/* What a probe knows of a packet, and asks for. */
+/* What a probe knows of a packet, and asks for; with enum identify_flags. */
 enum parse_flags {
-	AT_TAP = 1,	    /* so the direction is known; elsewhere the MAC addresses decide it if they can */
-	TO_GUEST = 2,	    /* the direction; elsewhere than at a tap packets of the other one are refused */
-	KEYED = 4,	    /* see identify() */
+	AT_TAP = 4, /* so the direction is known; elsewhere the MAC addresses decide it if they can, and
+		       packets of the other direction are refused */
 	HAS_MAC_HEADER = 8, /* parse_skb() alone: data begins after it */
 };
-
-/*
- * Identifies a packet of whose linear part so many bytes are at p->payload: see identify(). Not inlined: so
- * the verifier looks at it once in each program, and not in each state in which a packet comes to it. What it
- * looks at takes most of the time in which a trace starts. (The address is in memory because the verifier
- * takes it for a number there, which is what an argument has to be.)
- */
-__noinline int identify_packet(struct packet *p, u64 length, u32 flags)
-{
-	union headers h;
-	const unsigned char *l2, *end;
-
-	if (!p)
-		return 0;
-	l2 = p->payload;
-	end = l2 + length;
-	return read_headers(l2, end, &h) &&
-	       identify(&h, l2, end, flags & TO_GUEST, flags & KEYED, settings.secret, p);
-}
 
 /*
  * Identifies a packet that starts at l2 and whose linear part ends at end. Returns false for packets that do
  * not belong to traced guests, that do not pass the filter, or that cannot be identified (these are counted).
  */
-static __always_inline bool parse(const unsigned char *l2, const unsigned char *end, enum parse_flags flags,
+static __always_inline bool parse(const unsigned char *l2, const unsigned char *end, u32 flags,
 				  struct packet *p)
 {
 	const bool to_guest = flags & TO_GUEST;
