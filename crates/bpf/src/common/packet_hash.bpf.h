@@ -36,7 +36,7 @@ struct packet {
 	u16 payload_len;	      /* UDP, of the linear part; TCP: with its header, whole */
 	u16 headers;		      /* UDP, TCP: bytes of the frame before the payload */
 	u16 segments;		      /* see count_segments() */
-	const unsigned char *payload; /* TCP: its header; before it is identified: the packet */
+	const unsigned char *payload; /* TCP: its header */
 };
 
 struct address {
@@ -208,26 +208,17 @@ static __always_inline bool passes(const struct endpoints *e, bool to_guest)
 	return true;
 }
 
-/* The Ethernet header of a packet. */
-union ethernet {
-	struct {
-		u8 pad[2]; /* so that the words behind it are aligned */
-		u8 dst[6], src[6];
-		__be16 proto;
-	};
-	/* for loads */
-	u16 of_16[2];
-	u32 of_32[2];
-	u64 of_64[2];
-};
-
 /*
  * The headers of a packet. They are read at once, as if there were no VLAN tag, IPv4, and no options, which
  * is nearly always so: reading costs more by the call than by the byte. What is elsewhere is read again.
  */
 union headers {
 	struct {
-		union ethernet eth;
+		u8 pad[2]; /* so that the words behind it are aligned */
+		struct {
+			u8 dst[6], src[6];
+			__be16 proto;
+		} eth;
 		struct {
 			u8 ihl_version, tos;
 			__be16 tot_len, id, frag;
@@ -262,14 +253,14 @@ union headers {
 	};
 	u32 payload[PAYLOAD_HASHED / 4]; /* of UDP */
 	/* for loads */
+	u16 of_16[2];
 	u32 of_32[13];
 	u64 of_64[6];
 };
 #define HEADERS_READ (ETH_HLEN + 20 + 16)
 
 /* Reads the Ethernet header of a packet at l2, whose linear part ends at end; counts one that has none. */
-static __always_inline bool read_ethernet(const unsigned char *l2, const unsigned char *end,
-					  union ethernet *h)
+static __always_inline bool read_ethernet(const unsigned char *l2, const unsigned char *end, union headers *h)
 {
 	if (l2 + ETH_HLEN > end)
 		goto unidentified;
@@ -279,7 +270,7 @@ static __always_inline bool read_ethernet(const unsigned char *l2, const unsigne
 		h->of_64[1] = load_64(l2 + 6);
 		return true;
 	}
-	if (!bpf_probe_read_kernel(h->dst, ETH_HLEN, l2))
+	if (!bpf_probe_read_kernel(&h->eth, ETH_HLEN, l2))
 		return true;
 unidentified:
 	count(COUNT_UNIDENTIFIED);
@@ -306,13 +297,11 @@ static __always_inline bool read_others(const unsigned char *l2, const unsigned 
 /* Reads the headers; counts a packet that has not even that of Ethernet. */
 static __always_inline bool read_headers(const unsigned char *l2, const unsigned char *end, union headers *h)
 {
-	u8 *at = (u8 *)h + sizeof(h->eth.pad);
-
 	if (settings.loads)
-		return read_ethernet(l2, end, &h->eth) && read_others(l2, end, h);
+		return read_ethernet(l2, end, h) && read_others(l2, end, h);
 	/* with one call */
-	__builtin_memset(at, 0, HEADERS_READ);
-	if (l2 + ETH_HLEN <= end && !bpf_probe_read_kernel(at, at_most(end - l2, HEADERS_READ), l2))
+	__builtin_memset(&h->eth, 0, HEADERS_READ);
+	if (l2 + ETH_HLEN <= end && !bpf_probe_read_kernel(&h->eth, at_most(end - l2, HEADERS_READ), l2))
 		return true;
 	count(COUNT_UNIDENTIFIED);
 	return false;
@@ -345,13 +334,6 @@ static __always_inline bool add_payload(struct sums *s, const unsigned char *at,
 	for (i = 0; i < PAYLOAD_HASHED; i += 8)
 		add_pair(s, OFFSET_BODY + i / 4, room[i / 4], room[i / 4 + 1]);
 	return true;
-}
-
-/* Whether packets of this direction are followed. Asked by the callers of identify(), who know the direction.
- */
-static __always_inline bool follows(bool to_guest)
-{
-	return settings.directions & (to_guest ? DIR_IN : DIR_OUT);
 }
 
 /*
@@ -388,6 +370,9 @@ static __always_inline bool identify(union headers *h, const unsigned char *l2, 
 	u32 id, ports = 0, l4 = 0;
 	u16 ether, len, l4_len;
 	int i;
+
+	if (!(settings.directions & (to_guest ? DIR_IN : DIR_OUT)))
+		return false;
 
 	ether = bpf_ntohs(h->eth.proto);
 	for (i = 0; i < 2 && (ether == ETH_P_8021Q || ether == ETH_P_8021AD); i++) {
@@ -521,30 +506,6 @@ identified:
 unidentified:
 	count(COUNT_UNIDENTIFIED);
 	return false;
-}
-
-enum identify_flags {
-	TO_GUEST = 1, /* the packet's direction */
-	KEYED = 2,    /* see identify() */
-};
-
-/*
- * Identifies a packet by a hash with the secret of the settings. So many bytes of its linear part are at
- * p->payload. Not inlined: so the verifier looks at it once in each program, and not in each state in which a
- * packet comes to it. What it looks at takes most of the time in which a trace starts. (The address is in
- * memory because the verifier takes it for a number there, which is what an argument has to be.)
- */
-__noinline int identify_packet(struct packet *p, u64 length, u32 flags)
-{
-	union headers h;
-	const unsigned char *l2, *end;
-
-	if (!p)
-		return 0;
-	l2 = p->payload;
-	end = l2 + length;
-	return read_headers(l2, end, &h) &&
-	       identify(&h, l2, end, flags & TO_GUEST, flags & KEYED, settings.secret, p);
 }
 
 #endif

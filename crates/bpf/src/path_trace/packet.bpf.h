@@ -9,7 +9,9 @@
 
 /*
  * Whether the end of a segment that is the guest's is one of `followed.ends`. An array and not a map: the
- * programs have no room for its key on their stacks. Not inlined: see identify_packet().
+ * programs have no room for its key on their stacks. Not inlined: so the verifier looks at the loop once in
+ * each program, and not in each state in which a segment comes to it. What the verifier looks at takes most
+ * of the time in which a trace starts.
  */
 __noinline int is_reporting(const struct endpoints *e, u32 to_guest)
 {
@@ -42,38 +44,42 @@ static __always_inline bool is_guest_mac(const u8 *addr)
 	return bpf_map_lookup_elem(&macs, &m);
 }
 
-/* What a probe knows of a packet, and asks for; with enum identify_flags. */
+/* What a probe knows of a packet, and asks for. */
 enum parse_flags {
-	AT_TAP = 4, /* so the direction is known; elsewhere the MAC addresses decide it if they can, and
-		       packets of the other direction are refused */
+	AT_TAP = 1,	    /* so the direction is known; elsewhere the MAC addresses decide it if they can */
+	TO_GUEST = 2,	    /* the direction; elsewhere than at a tap packets of the other one are refused */
+	KEYED = 4,	    /* see identify() */
 	HAS_MAC_HEADER = 8, /* parse_skb() alone: data begins after it */
 };
 
 /*
- * Identifies a packet that starts at l2 and whose linear part ends at end. Returns false for packets that do
- * not belong to traced guests, that do not pass the filter, or that cannot be identified (these are counted).
+ * Identifies a packet that starts at l2 and whose linear part ends at end: see identify().
+ *
+ * Returns false for packets that do not belong to traced guests, that do not pass the filter, or that cannot
+ * be identified (these are counted).
  */
-static __always_inline bool parse(const unsigned char *l2, const unsigned char *end, u32 flags,
+static __always_inline bool parse(const unsigned char *l2, const unsigned char *end, enum parse_flags flags,
 				  struct packet *p)
 {
 	const bool to_guest = flags & TO_GUEST;
+	union headers h;
 
-	if (!follows(to_guest))
-		return false;
-	if (!(flags & AT_TAP) && followed.by_mac) {
-		union ethernet h;
-
+	if (flags & AT_TAP || !followed.by_mac) {
+		if (!read_headers(l2, end, &h))
+			return false;
+	} else {
 		/* most packets of a host are no traced guest's: of those only the addresses are read */
 		if (!read_ethernet(l2, end, &h))
 			return false;
 		/* towards a guest if it is the destination, from one if only the source is */
-		if (to_guest ? !is_guest_mac(h.dst) : !is_guest_mac(h.src) || is_guest_mac(h.dst))
+		if (to_guest ? !is_guest_mac(h.eth.dst) : !is_guest_mac(h.eth.src) || is_guest_mac(h.eth.dst))
 			return false;
 		if (to_guest)
 			p->received = bpf_ktime_get_ns();
+		if (!read_others(l2, end, &h))
+			return false;
 	}
-	p->payload = l2;
-	return identify_packet(p, end - l2, flags);
+	return identify(&h, l2, end, to_guest, flags & KEYED, settings.secret, p);
 }
 
 /*

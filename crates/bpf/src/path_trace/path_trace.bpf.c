@@ -92,7 +92,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
  * For skbs that the verifier trusts: arguments of tracepoints and of functions. Which part a packet has in
  * requests is asked at taps only: what passes them is known by its fingerprint elsewhere.
  */
-static __always_inline bool parse_skb(struct sk_buff *skb, u32 flags, struct packet *p)
+static __always_inline bool parse_skb(struct sk_buff *skb, enum parse_flags flags, struct packet *p)
 {
 	const unsigned char *data = skb->data, *l2 = data;
 

@@ -23,26 +23,24 @@ static __always_inline int emit_print(struct sk_buff *skb, const unsigned char *
 {
 	const unsigned char *end = skb->data + (skb->len - skb->data_len);
 	struct guest_secret *guest;
-	struct packet p = {};
-	u64 print;
+	u64 fingerprint, print;
 	struct rec_print *r;
 
 	/* of macvtaps, guests' frames are not received, but sent, by the device */
-	if (!follows(to_guest) || !hinted(ifindex, HINT_GUEST) || !is_tap_here(skb->dev) ||
-	    is_macvtap(ifindex))
+	if (!hinted(ifindex, HINT_GUEST) || !is_tap_here(skb->dev) || is_macvtap(ifindex))
 		return 0;
 	guest = bpf_map_lookup_elem(&guests, &ifindex);
 	if (!guest)
 		return 0;
-	p.payload = l2;
-	if (!identify_packet(&p, end - l2, to_guest ? TO_GUEST : 0))
+	fingerprint = hash_with(l2, end, to_guest, settings.secret);
+	if (!fingerprint)
 		return 0;
 	print = hash_with(l2, end, to_guest, guest->words);
 	r = reserve(sizeof(*r));
 	if (!r)
 		return 0;
 	fill_head(&r->head, bpf_ktime_get_ns(), REC_PRINT, 0, ifindex);
-	r->fingerprint = p.fingerprint;
+	r->fingerprint = fingerprint;
 	r->print = print;
 	submit(r);
 	return 0;

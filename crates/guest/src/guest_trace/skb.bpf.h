@@ -81,9 +81,8 @@ static __always_inline const unsigned char *copy_head(struct sk_buff *skb, const
 static __always_inline bool identify_skb(struct sk_buff *skb, bool received, bool to_guest, struct packet *p)
 {
 	const unsigned char *data = skb->data, *l2 = data, *end;
+	union headers h;
 
-	if (!follows(to_guest))
-		return false;
 	if (received) {
 		if (skb->mac_header == 0xffff) /* not set */
 			return false;
@@ -100,8 +99,7 @@ static __always_inline bool identify_skb(struct sk_buff *skb, bool received, boo
 		}
 		end = l2 + len;
 	}
-	p->payload = l2;
-	return identify_packet(p, end - l2, KEYED | (to_guest ? TO_GUEST : 0));
+	return read_headers(l2, end, &h) && identify(&h, l2, end, to_guest, true, settings.secret, p);
 }
 
 #endif
