@@ -52,17 +52,32 @@ struct endpoints {
 /* Whether a segment of TCP belongs to a connection by which a guest reports: teiji's own is not followed. */
 static __always_inline bool reports(const struct endpoints *e, bool to_guest);
 
-/* Whether this is the end of a segment that is the guest's. */
-static __always_inline bool is_end(const volatile struct tcp_end *end, const struct endpoints *e,
-				   bool to_guest)
+/* An end of a connection, in numbers: those of an address are in pairs. */
+struct flow_end {
+	u64 first, last;
+	u32 port, version;
+};
+
+/* The end of a segment that is the guest's. */
+static __always_inline struct flow_end end_of_guest(const struct endpoints *e, bool to_guest)
 {
-	const u32 *addr = to_guest ? e->dst.word : e->src.word;
+	const u32 *word = to_guest ? e->dst.word : e->src.word;
+	struct flow_end end = {
+	    .first = word[0] | (u64)word[1] << 32,
+	    .last = word[2] | (u64)word[3] << 32,
+	    .port = to_guest ? e->dport : e->sport,
+	    .version = e->version,
+	};
 
-	u16 port = to_guest ? e->dport : e->sport;
+	return end;
+}
 
-	/* without branches, which the verifier would follow for each of many ends */
-	return !((end->version ^ e->version) | (end->port ^ port) | (end->addr[0] ^ addr[0]) |
-		 (end->addr[1] ^ addr[1]) | (end->addr[2] ^ addr[2]) | (end->addr[3] ^ addr[3]));
+/* Whether they are one end. Without branches, which the verifier would follow for each of many ends. */
+static __always_inline bool is_end(const volatile struct tcp_end *end, struct flow_end e)
+{
+	return !((end->version ^ e.version) | (end->port ^ e.port) | ((u32)e.first ^ end->addr[0]) |
+		 (e.first >> 32 ^ end->addr[1]) | ((u32)e.last ^ end->addr[2]) |
+		 (e.last >> 32 ^ end->addr[3]));
 }
 
 /* The smaller of two, in a form that the compiler does not transform, so that the verifier sees the bound. */

@@ -8,22 +8,21 @@
 #include "../common/packet_hash.bpf.h"
 
 /*
- * Whether the end of a segment that is the guest's is one of `followed.ends`. An array and not a map: the
- * programs have no room for its key on their stacks. Not inlined: so the verifier looks at the loop once in
- * each program, and not in each state in which a segment comes to it. What the verifier looks at takes most
- * of the time in which a trace starts.
+ * Whether an end (struct flow_end) is one of `followed.ends`: an array and not a map, as the programs have no
+ * room for its key on their stacks. Not inlined: so the verifier looks at the loop once in each program, and
+ * not in each state in which a segment comes to it. What the verifier looks at takes most of the time in
+ * which a trace starts.
  */
-__noinline int is_reporting(const struct endpoints *e, u32 to_guest)
+__noinline int is_reporting(u64 first, u64 last, u32 port, u32 version)
 {
+	struct flow_end e = {first, last, port, version};
 	int i;
 
-	if (!e)
-		return false;
 #pragma unroll 1
 	for (i = 0; i < MAX_REPORTING; i++) {
 		if (i >= followed.reporting)
 			return false;
-		if (is_end(&followed.ends[i], e, to_guest))
+		if (is_end(&followed.ends[i], e))
 			return true;
 	}
 	return false;
@@ -31,7 +30,12 @@ __noinline int is_reporting(const struct endpoints *e, u32 to_guest)
 
 static __always_inline bool reports(const struct endpoints *e, bool to_guest)
 {
-	return followed.reporting && is_reporting(e, to_guest);
+	struct flow_end end;
+
+	if (!followed.reporting)
+		return false;
+	end = end_of_guest(e, to_guest);
+	return is_reporting(end.first, end.last, end.port, end.version);
 }
 
 static __always_inline bool is_guest_mac(const u8 *addr)

@@ -66,7 +66,7 @@ const volatile struct own_end own;
 
 static __always_inline bool reports(const struct endpoints *e, bool to_guest)
 {
-	return own.end.version && is_end(&own.end, e, to_guest);
+	return own.end.version && is_end(&own.end, end_of_guest(e, to_guest));
 }
 
 /* ---- records ---- */
