@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail};
 use std::time::Duration;
 use teiji_bpf::path_trace::{Setup, Tracer};
 use teiji_guest::guest_trace::{self, Kernel, symbols::Symbols};
-use teiji_model::flow::{End, Flow, Port, Watch};
+use teiji_model::flow::{End, Flow, Matching, Port, Watch};
 use teiji_model::guest::{SECRET_WORDS, Secret};
 use teiji_model::host::{DataPlane, Nic, Vcpu, Vm};
 
@@ -110,7 +110,8 @@ impl Running {
             Tool::None => Ok(Running::Nothing),
             Tool::Teiji => Ok(Running::Teiji(Box::new(teiji(trace, loads)?))),
             Tool::Guest => {
-                let watch = watch(trace.scope);
+                // As the host asks a guest that has been given no NIC.
+                let watch = Watch { matching: Matching::None, ..watch(trace.scope) };
                 let tracer = guest_trace::Tracer::start(kernel, &SECRET, &watch, None);
                 Ok(Running::Guest(Box::new(tracer.context("the guest's probes could not be attached")?)))
             }
