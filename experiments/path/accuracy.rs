@@ -16,7 +16,7 @@
 //! whatever is preempted and for how long. So the time of each request by teiji has to be between its time inside and
 //! its time outside; that is checked without a tolerance for noise.
 
-use super::{Extent, is_few, lost, may_be_incomplete, only, served_by_vmm};
+use super::{Extent, is_few, late, lost, may_be_incomplete, only, served_by_vmm};
 use crate::load;
 use crate::numbers::{quantile, share};
 use crate::pcap::{self, Exchange, Pairing, Side};
@@ -26,6 +26,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::time::Duration;
 use teiji_lab::{Child, Guest};
+use teiji_model::event::{Event, EventKind, Point};
 use teiji_model::flow::Matching;
 use teiji_model::report::{Joined, LargePackets, LeftOut, Reason, Request};
 use teiji_model::stage::{Stage, ThreadState};
@@ -305,12 +306,13 @@ pub fn run_under(
     let [inside, outside] = [paired(&inside, side)?, paired(&outside, Side::Downlink)?].map(totals);
     let around = |e: &Exchange| Some([*inside.get(&e.id)?, *outside.get(&e.id)?]);
     let one_at_a_time = case.pairing == Pairing::Http;
-    let pairs = align(&found.exchanges, &joined, counts.difference, one_at_a_time, place, around);
+    let slept = Slept::of(late::events(recording)?);
+    let pairs = align(&found.exchanges, &joined, counts.difference, one_at_a_time, place, &slept, around);
 
     for wrong in pairs.iter().filter(|p| !p.divides()) {
         let starts = wrong.start as i64 + wrong.late - counts.difference.realtime_minus_monotonic_ns;
         let request = joined.iter().find(|j| j.request.start as i64 == starts).map(|j| &j.request);
-        eprintln!("divided wrongly: {wrong:?}, {request:?}");
+        eprintln!("divided wrongly: {wrong:?}, {request:?}, slept {:?}", request.map(|r| slept.read(r)));
     }
     let off: Vec<f64> = pairs.iter().map(|p| p.off() / 1e3).collect();
     let size: Vec<f64> = off.iter().map(|o| o.abs()).collect();
@@ -423,10 +425,50 @@ enum Inside {
     Guest,
 }
 
+/// How long the worker had slept in all, ns, by the readings of its clock that kicks and frames have, by the times of these.
+#[derive(Default)]
+struct Slept {
+    at_kick: HashMap<u64, u64>,
+    at_frame: HashMap<u64, u64>,
+}
+
+impl Slept {
+    fn of(events: impl IntoIterator<Item = Event>) -> Slept {
+        let mut slept = Slept::default();
+        for event in events {
+            let (by_time, worker) = match event.kind {
+                EventKind::Kick(k) => (&mut slept.at_kick, k.worker),
+                EventKind::Packet(p) if p.point == Point::TapSend => (&mut slept.at_frame, p.worker),
+                _ => continue,
+            };
+            if let Some(clock) = worker {
+                by_time.insert(event.ts, clock.get(ThreadState::Asleep));
+            }
+        }
+        slept
+    }
+
+    /// At the kick of a request's response, and when that was handed over; `None`: the clock was not read.
+    fn read(&self, request: &Request) -> [Option<u64>; 2] {
+        let until = |last: Stage| -> u64 {
+            request.start + request.stages.iter().filter(|s| s.stage <= last).map(|s| s.ns).sum::<u64>()
+        };
+        [self.at_kick.get(&until(Stage::Guest)).copied(), self.at_frame.get(&until(Stage::VhostTx)).copied()]
+    }
+
+    /// Whether the clock shows no sleep between the two. The kick's reading is made a little after its time. If the worker has the
+    /// frame by then, it does not sleep until it has handed it over: a sleep between the readings shows that the kick came first. If there
+    /// is none, that is not known. The kick's reading may even be the later one; the stage has no split then.
+    fn none_between(&self, request: &Request) -> bool {
+        matches!(self.read(request), [Some(kick), Some(frame)] if frame <= kick)
+    }
+}
+
 /// See [`Pair::beyond_tap`]. If the kick was coalesced, `guest` lasts until the frame is handed over. And a worker that is awake
 /// when the guest kicks may have taken the frame off the ring already: the guest puts it there before it kicks, and the exit that the
-/// kick makes takes time. Of a worker whose state is not known that is not taken for granted.
-fn beyond_tap(request: &Request, inside: Inside) -> [u64; 2] {
+/// kick makes takes time. Of a worker whose clock was not read that is not taken for granted. Waits of the vCPU that `vcpu_wake` has in
+/// place of `guest` may come after the frame, so they are left out then.
+fn beyond_tap(request: &Request, inside: Inside, slept: &Slept) -> [u64; 2] {
     let of = |from: Stage, to: Stage| -> u64 {
         request.stages.iter().filter(|s| from <= s.stage && s.stage <= to).map(|s| s.ns).sum()
     };
@@ -434,10 +476,12 @@ fn beyond_tap(request: &Request, inside: Inside) -> [u64; 2] {
         // It is within the stage, of which waits for a CPU have been taken out.
         return [0, of(Stage::Guest, Stage::Guest) + request.preempted];
     }
-    let vhost_tx = request.stages.iter().find(|s| s.stage == Stage::VhostTx);
-    let awake = vhost_tx.and_then(|s| s.split).is_some_and(|split| split.get(ThreadState::Asleep) == 0);
-    let kicked = if request.coalesced_kick || awake { Stage::VcpuWake } else { Stage::Guest };
-    [of(Stage::TapQueue, kicked), of(Stage::SwitchIn, Stage::VhostTx)]
+    let least = if request.coalesced_kick || slept.none_between(request) {
+        of(Stage::TapQueue, Stage::VcpuWake).saturating_sub(request.preempted)
+    } else {
+        of(Stage::TapQueue, Stage::Guest)
+    };
+    [least, of(Stage::SwitchIn, Stage::VhostTx)]
 }
 
 /// Matches the requests of both, each used once, in the order of their starts. The capture stamps a packet before teiji
@@ -453,6 +497,7 @@ fn align(
     clocks: ClockDifference,
     one_at_a_time: bool,
     inside: Inside,
+    slept: &Slept,
     around: impl Fn(&Exchange) -> Option<[u64; 2]>,
 ) -> Vec<Pair> {
     let mut pairs = Vec::new();
@@ -468,7 +513,7 @@ fn align(
         if let Some(e) = capture.get(at).filter(under_way) {
             let (start, capture, teiji) = (e.start, e.total, j.request.total);
             let late = j.request.start as i64 + clocks.realtime_minus_monotonic_ns - start as i64;
-            let (around, beyond_tap) = (around(e), beyond_tap(&j.request, inside));
+            let (around, beyond_tap) = (around(e), beyond_tap(&j.request, inside, slept));
             pairs.push(Pair { start, late, capture, teiji, around, beyond_tap });
             at += 1;
         }
@@ -481,7 +526,6 @@ pub(super) mod tests {
     use super::*;
     use teiji_model::event::Role;
     use teiji_model::report::StageTime;
-    use teiji_model::stage::Split;
 
     /// A request without stages.
     pub fn joined(start: u64, total: u64) -> Joined {
@@ -519,13 +563,15 @@ pub(super) mod tests {
             .into_iter()
             .map(|(i, late)| joined(i * 5_000_000 + late, 200 + i))
             .collect();
-        let pairs = align(&capture, &teiji, CLOCKS, false, Inside::Tap, |e| Some([e.id, e.id]));
+        let pairs =
+            align(&capture, &teiji, CLOCKS, false, Inside::Tap, &Slept::default(), |e| Some([e.id, e.id]));
         let totals: Vec<_> = pairs.iter().map(|p| (p.capture, p.teiji)).collect();
         assert_eq!(totals, [(6_000_001, 201), (6_000_003, 203), (6_000_004, 204)]);
         assert_eq!(pairs[1].around, Some([3, 3]));
         // Stamps of the capture that are later, of requests that come one at a time: each 5 ms, for 40 µs.
         let early: Vec<Joined> = [1, 3, 4].map(|i| joined(i * 5_000_000 - 30_000, 40_000)).into();
-        let pairs = align(&capture, &early, CLOCKS, true, Inside::Tap, |e| Some([e.id, e.id]));
+        let pairs =
+            align(&capture, &early, CLOCKS, true, Inside::Tap, &Slept::default(), |e| Some([e.id, e.id]));
         assert_eq!(pairs.iter().map(|p| p.around).collect::<Vec<_>>(), [1, 3, 4].map(|i| Some([i, i])));
     }
 
@@ -535,7 +581,8 @@ pub(super) mod tests {
         let starts = [(1, 0), (2, 26_499), (3, 41_852), (4, 15_508_914)];
         let capture = starts.map(|(id, at)| Exchange { id, start: 10_000_000_000 + at, total: 52_030_000 });
         let teiji = starts.map(|(id, at)| joined(at + 600, 52_028_000 + id));
-        let pairs = align(&capture, &teiji, CLOCKS, false, Inside::Tap, |e| Some([e.id, e.id]));
+        let pairs =
+            align(&capture, &teiji, CLOCKS, false, Inside::Tap, &Slept::default(), |e| Some([e.id, e.id]));
         assert_eq!(pairs.iter().map(|p| p.teiji - 52_028_000).collect::<Vec<_>>(), [1, 2, 3, 4]);
         assert!(
             pairs.iter().all(|p| p.late == 600 && p.around == Some([p.teiji - 52_028_000; 2])),
@@ -562,35 +609,39 @@ pub(super) mod tests {
 
     #[test]
     fn the_capture_at_the_tap_tells_what_is_on_either_side_of_it() {
-        let divides_of = |stages: [u64; 4], coalesced_kick, split: Option<Split>| {
-            let names = [Stage::SwitchIn, Stage::TapQueue, Stage::Guest, Stage::VhostTx];
-            let stage = |(stage, ns)| StageTime { stage, ns, split };
+        let names = [Stage::SwitchIn, Stage::TapQueue, Stage::VcpuWake, Stage::Guest, Stage::VhostTx];
+        let divides_of = |stages: [u64; 5], preempted, coalesced_kick, slept: Option<[u64; 2]>| {
+            let stage = |(stage, ns)| StageTime { stage, ns, split: None };
             let request = Request {
                 stages: names.into_iter().zip(stages).map(stage).collect(),
                 coalesced_kick,
+                preempted,
                 ..joined(0, 0).request
             };
-            let around = Some([1_000_000, 0]);
-            Pair {
-                start: 0,
-                late: 0,
-                capture: 0,
-                teiji: 0,
-                around,
-                beyond_tap: beyond_tap(&request, Inside::Tap),
+            let mut read = Slept::default();
+            if let Some([kick, frame]) = slept {
+                read.at_kick.insert(stages[..4].iter().sum(), kick);
+                read.at_frame.insert(stages.iter().sum(), frame);
             }
-            .divides()
+            let beyond_tap = beyond_tap(&request, Inside::Tap, &read);
+            Pair { start: 0, late: 0, capture: 0, teiji: 0, around: Some([1_000_000, 0]), beyond_tap }
+                .divides()
         };
-        let divides = |stages: [u64; 4], coalesced_kick, asleep| {
-            divides_of(stages, coalesced_kick, Some(Split([0, 0, asleep, 0, 0])))
+        let divides = |[switch_in, tap_queue, guest, vhost_tx]: [u64; 4], coalesced_kick, asleep: u64| {
+            divides_of([switch_in, tap_queue, 0, guest, vhost_tx], 0, coalesced_kick, Some([5, 5 + asleep]))
         };
         assert!(divides([50_000, 400_000, 600_000, 0], false, 1));
         assert!(divides([50_000, 400_000, 500_000, 50_000], false, 1));
         // A kick after the frame is wrong unless it was coalesced, or the worker was awake; so is a stage that is too short.
-        assert!(!divides([50_000, 400_000, 601_001, 0], false, 1));
-        assert!(divides([50_000, 400_000, 601_001, 0], true, 1));
-        assert!(divides([50_000, 400_000, 601_001, 0], false, 0));
-        assert!(!divides_of([50_000, 400_000, 601_001, 0], false, None), "whether it was awake is not known");
+        let late_kick = [50_000, 400_000, 601_001, 0];
+        assert!(!divides(late_kick, false, 1));
+        assert!(divides(late_kick, true, 1));
+        assert!(divides(late_kick, false, 0));
+        let late_kick = [50_000, 400_000, 0, 601_001, 0];
+        assert!(divides_of(late_kick, 0, false, Some([7, 5])), "the worker's clock was read after the frame");
+        assert!(!divides_of(late_kick, 0, false, None), "whether it was awake is not known");
+        // The vCPU waited after the worker had the frame.
+        assert!(divides_of([50_000, 400_000, 650_000, 100_000, 50_000], 600_000, false, Some([5, 5])));
         for asleep in [0, 1] {
             assert!(!divides([50_000, 300_000, 600_000, 48_000], false, asleep));
         }
