@@ -1,10 +1,10 @@
 //! Requests that the guest itself sent: how long they took, and how much of that was this host's.
 
 use super::{WIDTH, reasons, stages};
-use crate::table::{Cell, Table};
+use crate::table::Table;
 use crate::terminal::{Style, Tone, wrap};
-use crate::units::{count, duration, percent};
-use teiji_model::report::{Dist, Outgoing, OutgoingStage};
+use crate::units::{count, percent};
+use teiji_model::report::{Outgoing, OutgoingStage};
 
 /// Where most of the time goes, in at most 12 words; `None` if no request is complete.
 pub(crate) fn headline(o: &Outgoing) -> Option<String> {
@@ -46,7 +46,7 @@ pub(super) fn lines(o: &Outgoing, style: &Style) -> Vec<String> {
     lines.extend(counts.map(|(i, l)| format!("{:11}{l}", if i == 0 { "outgoing" } else { "" })));
     lines.extend(reasons(&o.left_out));
     for (label, d) in [("response", &o.total), ("this host", &o.host)] {
-        lines.extend(d.iter().map(|d| format!("{label:11}{}", figures(d))));
+        lines.extend(d.iter().map(|d| format!("{label:11}{}", stages::figures(d))));
     }
     if let Some(headline) = headline(o) {
         lines.push(format!("   {headline}"));
@@ -59,11 +59,6 @@ pub(super) fn lines(o: &Outgoing, style: &Style) -> Vec<String> {
     lines
 }
 
-fn figures(d: &Dist) -> String {
-    let [p50, p90, p99, max] = [d.p50, d.p90, d.p99, d.max].map(|ns| duration(ns as f64));
-    format!("p50 {p50}  p90 {p90}  p99 {p99}  max {max}  mean {}", duration(d.mean))
-}
-
 fn table(o: &Outgoing, style: &Style) -> Vec<String> {
     let mut table = Table::default();
     table.row(stages::head("stage", "of time", "of fluctuation"));
@@ -71,11 +66,8 @@ fn table(o: &Outgoing, style: &Style) -> Vec<String> {
         if s.stage == OutgoingStage::Unattributed && s.dist.max == 0 {
             continue;
         }
-        let d = &s.dist;
-        let mut row = vec![Cell::from(s.stage.name()), Cell::right(duration(d.mean))];
-        row.extend([d.p50, d.p99, d.max].map(|ns| Cell::right(duration(ns as f64))));
-        row.extend(stages::bar_cells(s.time_share, s.fluctuation_share, Tone::Plain, style));
-        table.row(row);
+        let shares = [s.time_share, s.fluctuation_share];
+        table.row(stages::row(s.stage.name(), &s.dist, shares, Tone::Plain, style));
     }
     table.lines(style)
 }

@@ -1,10 +1,10 @@
 //! NICs that were given to a VM: how their interrupts reached the guest, and the requests by them.
 
 use super::{WIDTH, reasons, stages};
-use crate::table::{Cell, Table};
+use crate::table::Table;
 use crate::terminal::{Style, Tone, printable, shorten, wrap};
-use crate::units::{count, duration, percent};
-use teiji_model::report::{Dist, Passthrough, PassthroughRequests};
+use crate::units::{count, percent};
+use teiji_model::report::{Passthrough, PassthroughRequests};
 
 /// What is not seen, and what helps; each a sentence.
 pub(crate) fn remarks(p: &Passthrough) -> Vec<String> {
@@ -31,7 +31,7 @@ pub(crate) fn remarks(p: &Passthrough) -> Vec<String> {
                     .to_owned(),
             );
             if r.without_interrupt > 0 {
-                let total = r.without_interrupt_total.as_ref().map(figures).unwrap_or_default();
+                let total = r.without_interrupt_total.as_ref().map(stages::figures).unwrap_or_default();
                 remarks.push(format!(
                     "{} without an interrupt that was certainly their own (other packets came first, or the driver was polling): \
                      when they came is not known, and they are not in these figures. From reception in the guest to the answer: {total}",
@@ -66,7 +66,7 @@ pub(super) fn lines(p: &Passthrough, style: &Style) -> Vec<String> {
     lines.extend(labelled("NICs given", &nics));
     let mut interrupts = p.interrupts.to_string();
     if let Some(d) = &p.until_guest_entry {
-        interrupts += &format!(", from the host's handler to the guest entry: {}", figures(d));
+        interrupts += &format!(", from the host's handler to the guest entry: {}", stages::figures(d));
     }
     lines.extend(labelled("interrupts", &interrupts));
     if let Some(r) = &p.requests {
@@ -76,7 +76,7 @@ pub(super) fn lines(p: &Passthrough, style: &Style) -> Vec<String> {
         }
         lines.extend(labelled("requests", &text));
         lines.extend(reasons(&r.left_out));
-        lines.extend(r.total.iter().map(|d| format!("{:11}{}", "response", figures(d))));
+        lines.extend(r.total.iter().map(|d| format!("{:11}{}", "response", stages::figures(d))));
         lines.extend(headline(r).map(|headline| format!("   {headline}")));
     }
     lines.extend(remarks(p).iter().flat_map(|text| wrap(text, WIDTH - 3)).map(|l| format!("   {l}")));
@@ -87,20 +87,12 @@ pub(super) fn lines(p: &Passthrough, style: &Style) -> Vec<String> {
     lines
 }
 
-fn figures(d: &Dist) -> String {
-    let [p50, p90, p99, max] = [d.p50, d.p90, d.p99, d.max].map(|ns| duration(ns as f64));
-    format!("p50 {p50}  p90 {p90}  p99 {p99}  max {max}  mean {}", duration(d.mean))
-}
-
 fn table(r: &PassthroughRequests, style: &Style) -> Vec<String> {
     let mut table = Table::default();
     table.row(stages::head("stage", "of time", "of fluctuation"));
     for s in &r.stages {
-        let d = &s.dist;
-        let mut row = vec![Cell::from(s.stage.name()), Cell::right(duration(d.mean))];
-        row.extend([d.p50, d.p99, d.max].map(|ns| Cell::right(duration(ns as f64))));
-        row.extend(stages::bar_cells(s.time_share, s.fluctuation_share, Tone::Plain, style));
-        table.row(row);
+        let shares = [s.time_share, s.fluctuation_share];
+        table.row(stages::row(s.stage.name(), &s.dist, shares, Tone::Plain, style));
     }
     table.lines(style)
 }

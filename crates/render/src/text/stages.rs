@@ -3,7 +3,7 @@
 use crate::table::{Cell, Table};
 use crate::terminal::{Style, Tone};
 use crate::units::{count, duration, percent};
-use teiji_model::report::{DirectionReport, StageReport, VmReport};
+use teiji_model::report::{DirectionReport, Dist, VmReport};
 use teiji_model::stage::Stage;
 
 /// The width of a bar for 100 %, columns.
@@ -21,7 +21,9 @@ pub(super) fn table(vm: &VmReport, style: &Style) -> Vec<String> {
             continue;
         }
         let blamed = vm.blamed_stage() == Some(stage.stage);
-        table.row(stage_row(stage, blamed, style));
+        let tone = if blamed { Tone::Bad } else { Tone::Plain };
+        let shares = [stage.time_share, stage.fluctuation_share];
+        table.row(row(stage.stage.name(), &stage.dist, shares, tone, style));
         let Some(actor) = stage.stage.actor() else { continue };
         for part in &stage.parts {
             if part.time_share.abs() < FAINT && part.fluctuation_share.abs() < FAINT {
@@ -50,12 +52,17 @@ pub(super) fn head(first: &str, time: &str, fluctuation: &str) -> Vec<Cell> {
     [first, "mean", "p50", "p99", "max", time, fluctuation].into_iter().enumerate().map(cell).collect()
 }
 
-fn stage_row(stage: &StageReport, blamed: bool, style: &Style) -> Vec<Cell> {
-    let tone = if blamed { Tone::Bad } else { Tone::Plain };
-    let d = &stage.dist;
-    let mut row = vec![Cell::from(stage.stage.name()).tone(tone), Cell::right(duration(d.mean))];
-    row.extend([d.p50, d.p99, d.max].map(|v| Cell::right(duration(v as f64))));
-    row.extend(bar_cells(stage.time_share, stage.fluctuation_share, tone, style));
+/// The figures of a distribution, in one line.
+pub(super) fn figures(d: &Dist) -> String {
+    let [p50, p90, p99, max] = [d.p50, d.p90, d.p99, d.max].map(|ns| duration(ns as f64));
+    format!("p50 {p50}  p90 {p90}  p99 {p99}  max {max}  mean {}", duration(d.mean))
+}
+
+/// A stage: its figures, and its shares of the time and of the fluctuation.
+pub(super) fn row(name: &str, d: &Dist, shares: [f64; 2], tone: Tone, style: &Style) -> Vec<Cell> {
+    let mut row = vec![Cell::from(name).tone(tone), Cell::right(duration(d.mean))];
+    row.extend([d.p50, d.p99, d.max].map(|ns| Cell::right(duration(ns as f64))));
+    row.extend(bar_cells(shares[0], shares[1], tone, style));
     row
 }
 
