@@ -54,14 +54,16 @@ pub fn killed_while_it_waits_its_time_goes_on() {
     assert_eq!(fixture.state(), State::Original);
     // A rollback undoes it at once.
     let pid = killed("600s");
-    has(&fixture.teiji("rollback", 0), &[&format!("pid {pid}"), "its changes were undone"]);
+    let said = format!("the apply (pid {pid}) that waited for its confirmation was undone");
+    has(&fixture.teiji("rollback", 0), &[&said]);
     assert_eq!(fixture.state(), State::Original);
     // When its time is over, the next command that changes something undoes it; reading changes nothing.
     let pid = killed("20s");
     fixture.sh("sleep 21");
     has(&fixture.teiji("status", 1), &["was not confirmed in time; `teiji rollback --unfinished`"]);
     assert_eq!(fixture.state(), State::Applied);
-    has(&fixture.teiji("rollback --unfinished", 0), &[&format!("pid {pid}"), "its changes were undone"]);
+    let said = format!("nobody confirmed the apply (pid {pid}) in time: its changes were undone");
+    has(&fixture.teiji("rollback --unfinished", 0), &[&said]);
     assert_eq!(fixture.state(), State::Original);
     // An apply that is rolled back while it waits says so.
     let child = fixture.waiting(POLICY, "600s");

@@ -49,7 +49,7 @@ pub fn a_vm_that_vanishes_is_missed() {
     child.wait().unwrap();
     vm.wait().unwrap();
     let text = fixture.teiji("rollback", 0);
-    has(&text, &["vCPU 0 of standin) is gone", "vCPU 1 of standin) is gone", "its changes were undone"]);
+    has(&text, &["vCPU 0 of standin) is gone", "vCPU 1 of standin) is gone", "confirmation was undone"]);
     assert_eq!(fixture.state(), State::Original);
 }
 
@@ -111,7 +111,7 @@ pub fn one_at_a_time_changes_settings() {
         fixture.test_host.lab.host.spawn(&format!("exec flock --no-fork {STATE}/lock sleep 600")).unwrap();
     fixture.sh(&format!("until ! flock -n {STATE}/lock true; do sleep 0.01; done"));
     for second in [&format!("apply {POLICY}"), "rollback", "rollback --unfinished"] {
-        has(&fixture.teiji(second, 1), &["another teiji", "did nothing"]);
+        has(&fixture.teiji(second, 1), &["another teiji", "nothing was done"]);
     }
     // Reading works meanwhile.
     fixture.teiji("status", 0);

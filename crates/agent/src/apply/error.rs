@@ -12,8 +12,9 @@ use teiji_model::text::printable;
 pub enum Error {
     /// Another teiji has the lock.
     #[error(
-        "another teiji{} is changing settings, so this one did nothing: wait for it (`--wait 10s`); unless it is the agent, \
-         SIGTERM ends it, and undoes what it has done so far", pid(.0)
+        "another teiji{} is changing settings, so nothing was done: try again when it has finished (`teiji apply` and \
+         `teiji rollback` can wait: `--wait 10s`). To stop it, send it SIGTERM, unless it is the agent: it then undoes its changes.",
+        pid(.0)
     )]
     Busy(Option<u32>),
     /// An apply waits for its confirmation.
@@ -214,9 +215,19 @@ pub struct Failed {
 pub enum Message {
     /// A transaction or held settings of another boot were discarded.
     OtherBoot,
-    /// A transaction whose process had ended was undone.
+    /// An apply whose process had ended in the middle was undone.
     Undone {
         /// Whose it was.
+        pid: u32,
+    },
+    /// An apply that waited for its confirmation was undone by this rollback.
+    UndoneBeforeConfirmation {
+        /// The process that applied.
+        pid: u32,
+    },
+    /// An apply that nobody had confirmed in time was undone.
+    NotConfirmed {
+        /// The process that applied.
         pid: u32,
     },
     /// A rollback whose process had ended was completed.
@@ -267,6 +278,12 @@ impl fmt::Display for Message {
             ),
             Message::Undone { pid } => {
                 write!(f, "teiji (pid {pid}) was interrupted: its changes were undone")
+            }
+            Message::UndoneBeforeConfirmation { pid } => {
+                write!(f, "the apply (pid {pid}) that waited for its confirmation was undone")
+            }
+            Message::NotConfirmed { pid } => {
+                write!(f, "nobody confirmed the apply (pid {pid}) in time: its changes were undone")
             }
             Message::RolledBack { pid } => {
                 write!(f, "a rollback (pid {pid}) was interrupted: it has been completed")

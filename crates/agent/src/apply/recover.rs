@@ -11,7 +11,8 @@ use teiji_model::plan::Held;
 
 impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     /// Undoes or completes the transaction that an ended process left behind, if there is one, and undoes an apply that
-    /// nobody has confirmed in time. Every operation that changes settings does so first. Waits for at most this time for another teiji to finish.
+    /// nobody has confirmed in time. Every operation that changes settings does so first. Waits for at most this time for
+    /// another teiji to finish.
     ///
     /// # Errors
     /// If another process is changing settings, a file is damaged, or a setting cannot be restored.
@@ -43,7 +44,9 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
                 // It can still be confirmed.
             } else if journal.header.direction == Direction::Forward {
                 let outcome = self.undo(&journal, true);
-                messages.push(Message::Undone { pid });
+                // Once it waits for its confirmation, it has been interrupted only if its confirmation was.
+                let waited = journal.applied && journal.until.is_some() && !journal.committed;
+                messages.push(if waited { Message::NotConfirmed { pid } } else { Message::Undone { pid } });
                 messages.extend(self.restored(outcome)?.messages);
                 self.clear()?;
             } else {

@@ -41,7 +41,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         let _lock = self.locked(options.wait)?;
         let mut messages = self.recover_locked()?;
         if let Some((journal, _)) = self.awaiting()? {
-            messages.push(Message::Undone { pid: journal.header.pid });
+            messages.push(Message::UndoneBeforeConfirmation { pid: journal.header.pid });
             messages.extend(self.end_lease(&journal)?);
         }
         let mut held: Vec<(Resource, Hold)> = self.held()?.settings.into_iter().collect();

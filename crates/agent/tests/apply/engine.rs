@@ -192,10 +192,8 @@ fn an_abandoned_apply_can_be_confirmed_in_time_and_as_it_was_applied() {
     let sim = abandoned();
     sim.wait(61);
     let error = sim.engine().confirm().unwrap_err();
-    assert!(
-        error.to_string().starts_with("too late to confirm: the changes have been undone; teiji (pid "),
-        "{error}"
-    );
+    let text = "too late to confirm: the changes have been undone; nobody confirmed the apply (pid ";
+    assert!(error.to_string().starts_with(text), "{error}");
     assert_eq!(sim.settings(), before());
 
     let sim = abandoned();
@@ -210,7 +208,7 @@ fn what_others_changed_meanwhile_is_left_alone() {
     sim.wait(60);
     sim.set(POLL, ns(77));
     let messages = sim.engine().recover(Duration::ZERO).unwrap();
-    let [Message::Undone { .. }, Message::Foreign { what, ours, found }] = &messages[..] else {
+    let [Message::NotConfirmed { .. }, Message::Foreign { what, ours, found }] = &messages[..] else {
         panic!("{messages:?}")
     };
     assert_eq!((what.as_str(), ours, found), ("kvm.halt_poll_ns (sip1)", &ns(2), &ns(77)));
@@ -237,7 +235,7 @@ fn what_is_gone_needs_no_undoing() {
     sim.0.settings.borrow_mut().remove(&threads());
     let messages = sim.engine().recover(Duration::ZERO).unwrap();
     assert!(
-        matches!(&messages[..], [Message::Undone { .. }, Message::Gone { what }] if what == "CPUs of thread 1 (sip1)")
+        matches!(&messages[..], [Message::NotConfirmed { .. }, Message::Gone { what }] if what == "CPUs of thread 1 (sip1)")
     );
     assert_eq!(sim.settings(), BTreeMap::from([(POLL, ns(1))]));
     // Held settings of a task that is gone are forgotten at the next commit.
@@ -328,7 +326,11 @@ fn a_second_one_is_refused_or_waits() {
     let lock = sim.lock().unwrap();
     let start = sim.0.now.get();
     let error = sim.engine().rollback(&Rollback::default()).unwrap_err();
-    assert!(error.to_string().starts_with("another teiji (pid 4711) is changing settings"), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.starts_with("another teiji (pid 4711) is changing settings, so nothing was done: "),
+        "{text}"
+    );
     assert!(sim.0.now.get() - start < Duration::from_secs(1));
     let wait = Duration::from_secs(30);
     assert!(matches!(sim.engine().rollback(&Rollback { wait, force: false }), Err(Error::Busy(Some(4711)))));

@@ -165,7 +165,49 @@ fn a_rollback_says_what_it_undid() {
         }
     })
     .unwrap_err();
-    assert!(matches!(messages[..], [Message::Undone { .. }]), "{messages:?}");
+    let pid = std::process::id();
+    assert_eq!(messages, [Message::UndoneBeforeConfirmation { pid }]);
+    let text = format!("the apply (pid {pid}) that waited for its confirmation was undone");
+    assert_eq!(messages[0].to_string(), text);
+}
+
+/// Whether its process was killed while it waited does not matter.
+#[test]
+fn an_apply_that_nobody_has_confirmed_is_not_called_interrupted() {
+    let sim = Sim::new(before());
+    let mut messages = Vec::new();
+    sim.apply_within(&plan(&before(), &wanted()), 60, &mut |progress| {
+        if matches!(progress, Progress::Waiting { .. }) && messages.is_empty() {
+            sim.wait(61);
+            messages = sim.engine().recover(Duration::ZERO).unwrap();
+        }
+    })
+    .unwrap_err();
+    let pid = std::process::id();
+    assert_eq!(messages, [Message::NotConfirmed { pid }]);
+    let text = format!("nobody confirmed the apply (pid {pid}) in time: its changes were undone");
+    assert_eq!(messages[0].to_string(), text);
+}
+
+/// The process that confirms is killed once its commit is in the journal, and its `held.json.next` is lost: nothing is known
+/// of a time that was over.
+#[test]
+fn an_apply_whose_confirmation_was_interrupted_is_called_so() {
+    let sim = Sim::new(before());
+    let mut messages = Vec::new();
+    sim.apply_within(&plan(&before(), &wanted()), 60, &mut |progress| {
+        if matches!(progress, Progress::Waiting { .. }) && messages.is_empty() {
+            let mut files = sim.0.files.borrow_mut();
+            files.get_mut("transaction").unwrap().extend(b"{\"commit\":true}\n");
+            drop(files);
+            messages = sim.engine().recover(Duration::ZERO).unwrap();
+        }
+    })
+    .unwrap_err();
+    let pid = std::process::id();
+    assert_eq!(messages, [Message::Undone { pid }]);
+    let text = format!("teiji (pid {pid}) was interrupted: its changes were undone");
+    assert_eq!(messages[0].to_string(), text);
 }
 
 /// Every other process, killed at each of its points, followed by each other one.
