@@ -127,8 +127,8 @@ pub struct Watched {
     #[arg(long = "for", value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
     /// Divide the stage `guest`: ask `teiji-guest serve` in each traced VM, over vsock unless --guest-tcp says otherwise. VMs
-    /// that do not answer are seen from the host only. Requests of UDP services and ping are divided, not those of TCP, nor
-    /// those of VMs on macvtap.
+    /// that do not answer are seen from the host only. Requests of UDP services, of TCP (by their first segment) and ping are
+    /// divided; those of VMs on macvtap are not.
     #[arg(long)]
     pub guest: bool,
     /// Port of vsock, if `teiji-guest serve --vsock-port` has another one; implies --guest [default: 7413].
@@ -273,7 +273,7 @@ pub struct State {
     #[arg(long = "state", value_name = "DIR", default_value = teiji_agent::apply::STATE_DIRECTORY)]
     pub dir: PathBuf,
     /// Folder of a BPF file system in which the deadline qdisc is pinned.
-    #[arg(long, hide = true, value_name = "DIR", default_value = teiji_agent::backend::PINS)]
+    #[arg(long, value_name = "DIR", default_value = teiji_agent::backend::PINS)]
     pub pins: PathBuf,
 }
 

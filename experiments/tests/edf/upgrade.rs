@@ -75,7 +75,7 @@ pub fn from_0_1_0() {
     is("former", 0, "");
     is("latency", 0, "20");
 
-    is("agent", 0, "1 links have the qdisc of another build of teiji, with the same maps");
+    is("agent", 0, "1 link has the qdisc of another build of teiji, with the same maps");
     is("status", 0, "EDF, 4mbit, slack");
     is("plan", 0, "");
     is("faster", 0, "");

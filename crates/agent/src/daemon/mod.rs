@@ -60,7 +60,7 @@ use detached::Traces;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use orders::Orders;
-use qdisc::Qdisc;
+use qdisc::{Qdisc, links_have};
 use reconciler::Reconciler;
 use reload::Reload;
 use sd_notify::NotifyState;
@@ -91,7 +91,10 @@ pub enum Error {
     #[error("cannot start a thread, so nobody would keep deadlines or the policy")]
     Thread(#[source] std::io::Error),
     /// The pins belong to another process, and no link has the qdisc of this one.
-    #[error("{} has the pins of another process, and no link has the qdisc of this agent: it ends; end the other process, or start this one with another --pins", .0.display())]
+    #[error(
+        "{} has the pins of another process, and no link has the qdisc of this agent: this agent stops; stop the other process, \
+         or start this one with another --pins", .0.display()
+    )]
     Replaced(PathBuf),
 }
 
@@ -233,7 +236,8 @@ fn drain(mut wake: &UnixStream) -> bool {
 fn announce(owner: Option<&QdiscOwner>) {
     match owner {
         Some(owner) => {
-            tracing::info!("the agent keeps deadlines; {} links have channels", owner.link_count())
+            let (links, have) = links_have(owner.link_count());
+            tracing::info!("the agent keeps deadlines; {links} {have} channels")
         }
         None => tracing::info!("the agent keeps the policy"),
     }

@@ -8,6 +8,7 @@
 use super::Error;
 use std::path::Path;
 use teiji_bpf::qdisc_edf::{PinState, QdiscOwner};
+use teiji_model::text;
 
 /// Checks whether commands find the pins of this agent.
 pub(super) struct PinWatch<'a> {
@@ -42,9 +43,9 @@ impl<'a> PinWatch<'a> {
                 return Err(Error::Replaced(self.pins.to_owned()));
             }
             Ok(PinState::Others) => Some(format!(
-                "{pins} has the pins of another process: {meanwhile} ({} links); end that process, remove its pins, and \
+                "{pins} has the pins of another process: {meanwhile} ({}); end that process, remove its pins, and \
                  this agent pins its own again",
-                owner.link_count()
+                text::count(owner.link_count(), "link")
             )),
             Err(error) => Some(format!("it is not known whether commands find the channels: {error}")),
         };

@@ -14,6 +14,7 @@ use super::heartbeat::HeartbeatThread;
 use super::pin_watch::PinWatch;
 use std::path::Path;
 use teiji_bpf::qdisc_edf::{HEARTBEAT_TIMEOUT, Programs, QdiscOwner};
+use teiji_model::text;
 
 pub(super) struct Qdisc<'a> {
     pins: &'a Path,
@@ -89,12 +90,12 @@ impl<'a> Qdisc<'a> {
     /// If the kernel refuses that.
     pub(super) fn end(self) -> Result<(), Error> {
         let Some((owner, heartbeat)) = self.kept else { return Ok(()) };
-        let links = owner.link_count();
+        let (links, have) = links_have(owner.link_count());
         // A link may get the qdisc before the pins are removed: `unpin` checks again, under the writers' lock.
         match owner.unpin() {
             Ok(()) => tracing::info!("no link has channels; the qdisc is unregistered"),
             Err(teiji_bpf::Error::Refused { .. }) => tracing::warn!(
-                "{links} links still have channels; {} s from now their packets leave in the order of arrival: start the agent \
+                "{links} still {have} channels; {} s from now their packets leave in the order of arrival: start the agent \
                  again, or remove the channels by `teiji rollback`",
                 HEARTBEAT_TIMEOUT.as_secs()
             ),
@@ -122,20 +123,25 @@ fn renew(
     Ok((owner, renewed))
 }
 
+/// `1 link`, `has`; `2 links`, `have`.
+pub(super) fn links_have(count: u64) -> (String, &'static str) {
+    (text::count(count, "link"), if count == 1 { "has" } else { "have" })
+}
+
 fn warn_of_other(owner: &QdiscOwner) {
-    let links = owner.link_count();
+    let (links, have) = links_have(owner.link_count());
     match owner.programs() {
         Programs::Own => {}
         Programs::Compatible => tracing::info!(
-            "{links} links have the qdisc of another build of teiji, with the same maps: the agent keeps them going and can change \
-             them; this build's programs take over after `teiji rollback` and `teiji apply`"
+            "{links} {have} the qdisc of another build of teiji, with the same maps: the agent keeps the channels going and can \
+             change them; this build's programs take over after `teiji rollback` and `teiji apply`"
         ),
         Programs::Incompatible => tracing::warn!(
-            "{links} links have channels of a release of teiji with other maps: the agent keeps them going as they are; \
+            "{links} {have} channels of a release of teiji with other maps: the agent keeps them going as they are; \
              `teiji rollback --force` and `teiji apply` replace them"
         ),
         Programs::Damaged(why) => tracing::error!(
-            "{links} links have channels, and some of what teiji had pinned for them is gone or is not teiji's ({why}): the agent \
+            "{links} {have} channels, and some of what teiji had pinned for them is gone or is not teiji's ({why}): the agent \
              keeps them going as they are; `teiji rollback --force` and `teiji apply` replace them"
         ),
     }

@@ -220,7 +220,7 @@ impl Pins {
                         doing: format!("become the agent for {}", self.folder.display()),
                         reason: format!(
                             "another teiji agent{} serves these pins, and only one may: stop it (systemctl stop, or SIGTERM), or \
-                             use other --pins",
+                             start this one with another --pins",
                             holder(identity)
                         ),
                     });

@@ -194,7 +194,7 @@ fn the_heartbeat_continues_whatever_the_state_is_like() {
         damage(&held);
         let before = held.symlink_metadata().map(|m| (m.file_type(), m.len())).ok();
         let mut agent = Agent::start(&fixture, &fixture.state());
-        let mut log = agent.says("the agent keeps deadlines; 1 links have channels");
+        let mut log = agent.says("the agent keeps deadlines; 1 link has channels");
         if name != "missing" && !log.contains("see `teiji status`") {
             log += &agent.says("see `teiji status`");
         }
@@ -288,7 +288,7 @@ fn pins_that_somebody_removes_are_pinned_again() {
     // By one step: what is missing in between is pinned again.
     renameat2(AT_FDCWD, &elsewhere, AT_FDCWD, &fixture.pins(), RenameFlags::RENAME_EXCHANGE).unwrap();
     let message = agent.says("has the pins of another process");
-    assert!(message.contains("1 links") && fixture.heartbeat_continues(), "{message}");
+    assert!(message.contains("(1 link)") && fixture.heartbeat_continues(), "{message}");
     let beat = &others.iter().find(|(name, _)| *name == "beat").unwrap().1;
     let theirs = beat.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).unwrap().unwrap();
     assert_eq!(number(&theirs), 0, "it sends the heartbeat for the other one");
@@ -301,7 +301,7 @@ fn an_agent_starts_whatever_is_missing_of_the_pins() {
     let edf = fixture.pins().join("edf");
     fs::remove_file(edf.join("slots_v99")).unwrap();
     let mut agent = Agent::start(&fixture, &fixture.state());
-    let log = agent.says("the agent keeps deadlines; 1 links have channels");
+    let log = agent.says("the agent keeps deadlines; 1 link has channels");
     assert!(log.contains("slots is missing") && log.contains("teiji rollback --force"), "{log}");
     assert!(fixture.heartbeat_continues());
     assert_eq!(agent.end(), 0);
