@@ -12,7 +12,7 @@ use teiji_model::plan::Step;
 use teiji_model::resource::Class;
 
 /// How long another command may have the lock meanwhile.
-const PATIENCE: Duration = Duration::from_secs(2);
+const CONFIRM_LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     /// Confirms the transaction that waits for it: its changes stay.
@@ -31,7 +31,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             if now.is_some_and(|now| now.until.is_none() && !now.committed) {
                 return Err(Error::NotAwaiting(seen.header.pid));
             }
-            if self.clock.since_boot() > begun + PATIENCE {
+            if self.clock.since_boot() > begun + CONFIRM_LOCK_TIMEOUT {
                 return Err(Error::Busy(self.store.holder().ok().flatten().flatten()));
             }
             self.clock.sleep(POLL);

@@ -19,7 +19,7 @@ pub struct ToKeep {
     /// What was recovered from.
     pub messages: Vec<Message>,
     /// For how long an apply can still be confirmed: until then nothing is to be changed.
-    pub lease: Option<Duration>,
+    pub lease_left: Option<Duration>,
     /// The policy in force, unless an apply waits for its confirmation.
     pub policy: Option<KeptPolicy>,
     /// Whether `held.json` was written.
@@ -45,11 +45,11 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         let _lock = self.locked(Duration::ZERO)?;
         let messages = self.recover_locked()?;
         if let Some((_, left)) = self.awaiting()? {
-            return Ok(ToKeep { messages, lease: Some(left), ..ToKeep::default() });
+            return Ok(ToKeep { messages, lease_left: Some(left), ..ToKeep::default() });
         }
         let policy = self.policy()?;
         let written = policy.is_some() && self.forget_gone()?;
-        Ok(ToKeep { messages, lease: None, policy, written })
+        Ok(ToKeep { messages, lease_left: None, policy, written })
     }
 
     /// Forgets what is held of tasks and devices that are gone. Returns whether it has written the file. With the lock

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// How waiting for a confirmation has ended.
-pub(super) enum Lease {
+pub(super) enum LeaseEnd {
     /// Somebody has confirmed.
     Confirmed,
     /// Somebody else has undone the changes: by a rollback, or because nobody confirmed in time.
@@ -35,7 +35,7 @@ enum Fate {
     /// It is still there. `committing`: its journal has a commit line.
     Open { committing: bool },
     /// It is gone.
-    Ended(Lease),
+    Ended(LeaseEnd),
 }
 
 impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
@@ -45,12 +45,12 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         journal: &Journal,
         progress: &mut dyn FnMut(Progress<'_>),
         stop: &AtomicBool,
-    ) -> Lease {
+    ) -> LeaseEnd {
         loop {
             let committing = match self.became_of(journal) {
                 Ok(Fate::Open { committing }) => committing,
                 Ok(Fate::Ended(end)) => return end,
-                Err(why) => return Lease::Unknown(why),
+                Err(why) => return LeaseEnd::Unknown(why),
             };
             let left = self.left(journal);
             let within = journal.header.confirm_within.unwrap_or_default();
@@ -63,13 +63,13 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
                 match self.store.lock() {
                     // Somebody may have confirmed or undone it before the lock was taken.
                     Ok(Some(lock)) => match (self.fate_with_lock(journal), over) {
-                        (Ok(Fate::Open { .. }), Some(why)) => return Lease::Over(why, lock),
+                        (Ok(Fate::Open { .. }), Some(why)) => return LeaseEnd::Over(why, lock),
                         (Ok(Fate::Open { .. }), None) => {}
                         (Ok(Fate::Ended(end)), _) => return end,
-                        (Err(why), _) => return Lease::Unknown(why),
+                        (Err(why), _) => return LeaseEnd::Unknown(why),
                     },
                     Ok(None) => {}
-                    Err(source) => return Lease::Unknown(self.state("lock", LOCK, source)),
+                    Err(source) => return LeaseEnd::Unknown(self.state("lock", LOCK, source)),
                 }
             }
             progress(Progress::Waiting { left: left.unwrap_or_default() });
@@ -83,13 +83,13 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         match self.transaction()?.filter(is_this) {
             Some(now) => Ok(Fate::Open { committing: now.committed }),
             None if self.held_file()?.is_some_and(|file| file.confirmed == journal.header.id) => {
-                Ok(Fate::Ended(Lease::Confirmed))
+                Ok(Fate::Ended(LeaseEnd::Confirmed))
             }
-            None => Ok(Fate::Ended(Lease::Undone)),
+            None => Ok(Fate::Ended(LeaseEnd::Undone)),
         }
     }
 
-    /// The same with the lock held: completes a commit whose process has ended.
+    /// [`Engine::became_of`] with the lock held: completes a commit whose process has ended.
     fn fate_with_lock(&self, journal: &Journal) -> Result<Fate, Error> {
         let fate = self.became_of(journal)?;
         if matches!(fate, Fate::Open { committing: true })
@@ -97,7 +97,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             && self.committed(&now)?
         {
             self.finish().map_err(|e| self.unfinished(e))?;
-            return Ok(Fate::Ended(Lease::Confirmed));
+            return Ok(Fate::Ended(LeaseEnd::Confirmed));
         }
         Ok(fate)
     }

@@ -60,7 +60,7 @@ pub use rollback::{Rollback, RolledBack};
 use clock::{Clock, SystemClock};
 use error::what;
 use journal::{Direction, Disturbed, Header, Journal, Line, VERSION};
-use lease::Lease;
+use lease::LeaseEnd;
 use std::any::Any;
 use std::io;
 use std::path::Path;
@@ -76,10 +76,10 @@ pub const STATE_DIRECTORY: &str = "/var/lib/teiji";
 /// How often a waiting process checks again.
 const POLL: Duration = Duration::from_millis(50);
 /// The shortest time for which the lock is tried: `status` takes it for an instant to see whether it is free.
-const INSTANT: Duration = Duration::from_millis(200);
+const LOCK_TRY_MIN: Duration = Duration::from_millis(200);
 
-/// The settings of a host. A write happens completely or not at all, even if its process is killed; [`SettingsBackend::remove_leftovers`]
-/// removes leftovers of killed processes that are not settings.
+/// The settings of a host. A write happens completely or not at all, even if its process is killed;
+/// [`SettingsBackend::remove_leftovers`] removes leftovers of killed processes that are not settings.
 pub trait SettingsBackend {
     /// What a setting is.
     ///
@@ -220,14 +220,14 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         if run.is_ok() && journal.until.is_some() {
             drop(lock.take());
             match self.await_confirmation(&journal, progress, stop) {
-                Lease::Over(why, retaken) => {
+                LeaseEnd::Over(why, retaken) => {
                     lock = Some(retaken);
                     run = Err(why);
                 }
-                Lease::Confirmed => return Ok(Applied { changed: plan.steps.len(), messages }),
-                Lease::Undone => return Err(Error::UndoneByAnother),
-                Lease::Unknown(why @ Error::Unfinished { .. }) => return Err(why),
-                Lease::Unknown(why) => return Err(Error::FateUnknown(Box::new(why))),
+                LeaseEnd::Confirmed => return Ok(Applied { changed: plan.steps.len(), messages }),
+                LeaseEnd::Undone => return Err(Error::UndoneByAnother),
+                LeaseEnd::Unknown(why @ Error::Unfinished { .. }) => return Err(why),
+                LeaseEnd::Unknown(why) => return Err(Error::FateUnknown(Box::new(why))),
             }
         }
         let committed = run.and_then(|()| {
@@ -256,7 +256,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
 
     /// Takes the lock, waiting up to `wait` for it.
     fn locked(&self, wait: Duration) -> Result<Box<dyn Any>, Error> {
-        let until = self.clock.since_boot() + wait.max(INSTANT);
+        let until = self.clock.since_boot() + wait.max(LOCK_TRY_MIN);
         loop {
             if let Some(lock) = self.store.lock().map_err(|e| self.state("lock", store::LOCK, e))? {
                 return Ok(lock);

@@ -41,7 +41,7 @@ struct Restore<'a> {
     /// Whether teiji has set such a value.
     ours: Box<dyn Fn(&Value) -> bool + 'a>,
     /// Whether no step changes it, but one may have disturbed it.
-    kept: bool,
+    only_disturbed: bool,
     /// Whether a process may have ended between the change that disturbs it and the write that mends that.
     may_be_reset: bool,
 }
@@ -52,11 +52,11 @@ impl<'a> Restore<'a> {
     }
 
     /// A resource that a step may have disturbed.
-    fn kept(disturbed: &'a Disturbed, step: &'a Step, may_be_reset: bool) -> Self {
+    fn of_disturbed(disturbed: &'a Disturbed, step: &'a Step, may_be_reset: bool) -> Self {
         let value = &disturbed.value;
         let ours: Box<dyn Fn(&Value) -> bool + 'a> = Box::new(move |found| found == value);
         let (setting, whose) = (&disturbed.setting, step.whose.as_str());
-        Restore { setting, whose, target: value, made: value, ours, kept: true, may_be_reset }
+        Restore { setting, whose, target: value, made: value, ours, only_disturbed: true, may_be_reset }
     }
 
     fn what(&self) -> String {
@@ -91,8 +91,8 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         let restores = begun.map(|(index, step)| {
             let ours: Box<dyn Fn(&Value) -> bool + '_> = Box::new(move |found| journal.ours(index, found));
             let (target, made) = (&step.present, &step.wanted);
-            let setting = &step.setting;
-            Restore { setting, whose: &step.whose, target, made, ours, kept: false, may_be_reset: false }
+            let (setting, whose) = (&step.setting, step.whose.as_str());
+            Restore { setting, whose, target, made, ours, only_disturbed: false, may_be_reset: false }
         });
         let restores = self.with_disturbed(restores.collect(), journal, journal.begun, resumed);
         let changes: Vec<Change<'_>> = restores.iter().map(Restore::change).collect();
@@ -142,8 +142,8 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             let ours: Box<dyn Fn(&Value) -> bool + '_> =
                 Box::new(move |found| force || *found == step.present);
             let (target, made) = (&step.wanted, &step.present);
-            let setting = &step.setting;
-            Restore { setting, whose: &step.whose, target, made, ours, kept: false, may_be_reset: false }
+            let (setting, whose) = (&step.setting, step.whose.as_str());
+            Restore { setting, whose, target, made, ours, only_disturbed: false, may_be_reset: false }
         });
         let restores = self.with_disturbed(restores.collect(), journal, steps.len(), resumed);
         let changes: Vec<Change<'_>> = restores.iter().map(Restore::change).collect();
@@ -162,7 +162,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     ) -> Vec<Restore<'a>> {
         let places: BTreeMap<&Resource, usize> =
             restores.iter().enumerate().map(|(place, restore)| (restore.setting, place)).collect();
-        let mut kept: BTreeMap<&Resource, (&Disturbed, &Step, bool)> = BTreeMap::new();
+        let mut only_disturbed: BTreeMap<&Resource, (&Disturbed, &Step, bool)> = BTreeMap::new();
         let mut reset = Vec::new();
         let forward = journal.header.direction == Direction::Forward;
         let back: Vec<bool> = journal
@@ -184,12 +184,15 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             match places.get(&disturbed.setting) {
                 Some(place) if may_be_reset => reset.push(*place),
                 Some(_) => {}
-                None => kept.entry(&disturbed.setting).or_insert((disturbed, step, false)).2 |= may_be_reset,
+                None => {
+                    let seen = only_disturbed.entry(&disturbed.setting).or_insert((disturbed, step, false));
+                    seen.2 |= may_be_reset;
+                }
             }
         }
         reset.into_iter().for_each(|place| restores[place].may_be_reset = true);
-        restores
-            .extend(kept.into_values().map(|(disturbed, step, reset)| Restore::kept(disturbed, step, reset)));
+        let restore = |(disturbed, step, reset)| Restore::of_disturbed(disturbed, step, reset);
+        restores.extend(only_disturbed.into_values().map(restore));
         restores
     }
 
@@ -235,14 +238,14 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             Restored::Not
         };
         let gone = |outcome: &mut UndoOutcome| {
-            if !restore.kept {
+            if !restore.only_disturbed {
                 outcome.done.push(restore.setting.clone());
                 outcome.messages.push(Message::Gone { what: restore.what() });
             }
             Restored::Left
         };
         let offline = |why, outcome: &mut UndoOutcome| {
-            if !restore.kept {
+            if !restore.only_disturbed {
                 outcome.offline.push(restore.setting.clone());
                 outcome.messages.push(Message::Offline { what: restore.what(), why });
             }
@@ -253,24 +256,24 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             Ok(values) => values,
             Err(ResourceError::Gone(_)) => return gone(outcome),
             Err(ResourceError::Offline(why)) => return offline(why, outcome),
-            Err(_) if restore.kept => return Restored::Left,
+            Err(_) if restore.only_disturbed => return Restored::Left,
             Err(why) => return fail(why, outcome),
         };
         // If a restored change may have disturbed this value, the value read before that decides.
-        let whose = if disturbed { &judged } else { &found };
-        let reset = restore.is_reset(whose);
-        let ours = *whose == *restore.target
-            || (restore.ours)(whose)
+        let deciding = if disturbed { &judged } else { &found };
+        let reset = restore.is_reset(deciding);
+        let ours = *deciding == *restore.target
+            || (restore.ours)(deciding)
             || reset
-            || (class != Class::Atomic && !restore.kept);
-        if !ours && !restore.kept {
+            || (class != Class::Atomic && !restore.only_disturbed);
+        if !ours && !restore.only_disturbed {
             let (what, ours) = (restore.what(), restore.made.clone());
-            outcome.messages.push(Message::Foreign { what, ours, found: whose.clone() });
+            outcome.messages.push(Message::Foreign { what, ours, found: deciding.clone() });
         }
         // What somebody else has chosen stays, also where a restored change has disturbed it.
-        let target = if ours { restore.target } else { whose };
+        let target = if ours { restore.target } else { deciding };
         let settled = |outcome: &mut UndoOutcome| {
-            if ours && !restore.kept {
+            if ours && !restore.only_disturbed {
                 outcome.done.push(restore.setting.clone());
             }
         };
@@ -278,9 +281,9 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             settled(outcome);
             return Restored::Left;
         }
-        if let Some(first) = waits_for.filter(|_| ours && !restore.kept) {
+        if let Some(first) = waits_for.filter(|_| ours && !restore.only_disturbed) {
             // It stays as teiji has set it, also where a restored change has disturbed it.
-            let stays = if reset { restore.made } else { whose };
+            let stays = if reset { restore.made } else { deciding };
             if found != *stays
                 && let Err(why) = self.backend.write(restore.setting, stays)
             {
@@ -294,7 +297,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             // A controller that still runs may have changed it again, and an operation may go on for long.
             Ok(got) if got == *target || class != Class::Atomic => {
                 settled(outcome);
-                outcome.restored += usize::from(ours && !restore.kept);
+                outcome.restored += usize::from(ours && !restore.only_disturbed);
                 Restored::Written
             }
             Ok(got) => {

@@ -95,7 +95,7 @@ struct Look {
     absent: Vec<String>,
     problems: Vec<String>,
     /// For how long an apply can still be confirmed.
-    lease: Option<Duration>,
+    lease_left: Option<Duration>,
     /// It is to be tried again soon.
     again: bool,
     /// The host was not compared with the policy: what was known of it still holds.
@@ -261,7 +261,7 @@ impl Reconciler {
             let vms = look.threads.keys().copied().collect();
             schedule.looked(begun, now(), cpu_time().saturating_sub(cpu), vms, look.again);
             threads = std::mem::take(&mut look.threads);
-            if let Some(left) = look.lease {
+            if let Some(left) = look.lease_left {
                 schedule.at(now() + left + GRACE);
             }
             self.show(look, now() - begun);
@@ -334,8 +334,8 @@ impl Reconciler {
         };
         to_keep.messages.iter().for_each(|message| tracing::warn!("{message}"));
         look.written = to_keep.written;
-        if to_keep.lease.is_some() {
-            (look.lease, look.unfinished) = (to_keep.lease, true);
+        if to_keep.lease_left.is_some() {
+            (look.lease_left, look.unfinished) = (to_keep.lease_left, true);
             return Ok(());
         }
         let Some(kept) = to_keep.policy else { return Ok(()) };

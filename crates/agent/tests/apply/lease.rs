@@ -142,7 +142,8 @@ fn another_apply_says_what_to_do_first() {
             let files = sim.0.files.borrow().clone();
             said = OTHERS[2].1(&sim).unwrap_err().to_string();
             assert_eq!(*sim.0.files.borrow(), files);
-            assert!(sim.engine().to_keep().unwrap().lease.is_some_and(|left| left > Duration::from_secs(50)));
+            let left = sim.engine().to_keep().unwrap().lease_left;
+            assert!(left.is_some_and(|left| left > Duration::from_secs(50)));
             let status = sim.engine().status().unwrap();
             assert!(!status.busy && status.transaction.unwrap().can_be_confirmed());
         }
@@ -152,7 +153,7 @@ fn another_apply_says_what_to_do_first() {
         said.contains("waits for its confirmation for 60 s more") && said.contains("teiji rollback"),
         "{said}"
     );
-    assert_eq!(sim.engine().to_keep().unwrap().lease, None);
+    assert_eq!(sim.engine().to_keep().unwrap().lease_left, None);
 }
 
 #[test]
