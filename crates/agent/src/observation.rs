@@ -7,7 +7,6 @@ use crate::backend::HostBackend;
 use crate::policy::Error;
 use std::io::{self, Read};
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 use teiji_host::{Root, kernel};
 use teiji_model::observation::{self, KIND, MAX_BYTES, Observation, SCHEMA};
 use teiji_model::plan::Held;
@@ -40,7 +39,7 @@ pub fn capture<S: Store, C: Clock>(
         teiji: env!("CARGO_PKG_VERSION").to_owned(),
         host: kernel::name(),
         kernel: kernel::release(),
-        taken: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+        taken: kernel::unix_time(),
         observed,
         held,
         unseen,

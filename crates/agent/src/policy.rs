@@ -12,9 +12,8 @@ use crate::backend::HostBackend;
 use crate::observation;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 use teiji_control::plan::Present;
-use teiji_host::Root;
+use teiji_host::{Root, kernel};
 use teiji_model::observation::Observation;
 use teiji_model::observed::Observed;
 use teiji_model::plan::Plan;
@@ -150,7 +149,7 @@ fn source(path: &Path) -> Result<Source, Error> {
 
 /// A policy as an agent keeps it, applied now to this host.
 pub(crate) fn kept(loaded: Loaded, observed: &Observed, boot: &str) -> KeptPolicy {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let since = kernel::unix_time();
     let vms = teiji_control::plan::meant(&loaded.policy, observed, boot);
     KeptPolicy { sources: loaded.sources, since, vms }
 }

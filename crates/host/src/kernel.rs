@@ -1,5 +1,5 @@
-//! Information of the running kernel about itself and single threads: names, the boot, devices by index, and whether a
-//! process is still the same as before.
+//! Information of the running kernel about itself and single threads: names, the boot, the time, devices by index, and whether
+//! a process is still the same as before.
 
 use crate::Root;
 use crate::task::task;
@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use teiji_model::resource::Task;
 
 /// The file with the id of this boot.
@@ -60,6 +60,11 @@ pub fn devices() -> Vec<(u32, String)> {
     let mut all: Vec<_> = names.filter_map(|name| Some((u32::try_from(index(&name)?).ok()?, name))).collect();
     all.sort();
     all
+}
+
+/// Seconds since 1970; 0 if the clock is set to an earlier time.
+pub fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 /// How long after the boot a process or thread was started; `None` if the kernel does not tell the length of its ticks.

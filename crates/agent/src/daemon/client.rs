@@ -1,7 +1,7 @@
 //! Asks an agent.
 
 use super::protocol::{Answer, Order, Refusal, Reply, Request, VERSION};
-use super::wire::{self, MOST_OF_ANSWER};
+use super::wire::{self, MAX_ANSWER};
 use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ pub const STATUS_WITHIN: Duration = Duration::from_secs(10);
 /// How long it may take to change something: longer than its front waits for the privileged part.
 pub const CHANGE_WITHIN: Duration = Duration::from_secs(130);
 /// How long it may take to accept a request.
-const SEND: Duration = Duration::from_secs(10);
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why an agent did not answer.
 #[derive(Debug, thiserror::Error)]
@@ -51,9 +51,8 @@ pub fn ask(socket: &Path, order: &Order, within: Duration) -> Result<Answer, Err
         _ => silent(e),
     })?;
     let order = serde_json::to_value(order).map_err(|e| silent(e.into()))?;
-    wire::send(&stream, &Request { version: VERSION, order }, SEND).map_err(silent)?;
-    let reply: Option<Reply> =
-        wire::receive(&stream, MOST_OF_ANSWER, Some(within), within).map_err(silent)?;
+    wire::send(&stream, &Request { version: VERSION, order }, SEND_TIMEOUT).map_err(silent)?;
+    let reply: Option<Reply> = wire::receive(&stream, MAX_ANSWER, Some(within), within).map_err(silent)?;
     let reply = reply.ok_or_else(|| silent(ErrorKind::UnexpectedEof.into()))?;
     Ok(reply.result?)
 }

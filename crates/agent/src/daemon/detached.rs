@@ -23,6 +23,7 @@
 //! Who asks may be the front, which is not trusted: a request has no path and no option, each of its values is bounded and
 //! checked here, and the number of traces is bounded, too.
 
+use super::child::start_child;
 use crate::output::{Output, Rights};
 use crate::service::select::select;
 use rustix::io::Errno;
@@ -35,8 +36,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use teiji_host::{Root, kernel, priority, task};
+use std::time::{Duration, Instant};
+use teiji_host::{Root, kernel, task};
 use teiji_model::flow::{Direction, Flow, Matching};
 use teiji_model::resource::Task;
 use teiji_model::status::TraceStatus;
@@ -44,19 +45,19 @@ use teiji_model::status::TraceStatus;
 /// Below the state directory.
 const FOLDER: &str = "traces";
 /// Most traces that run at a time, and that are kept.
-const MOST_RUNNING: usize = 4;
-const MOST_KEPT: usize = 64;
+const MAX_RUNNING: usize = 4;
+const MAX_KEPT: usize = 64;
 /// Most VMs of a trace, and the longest name and filter, bytes.
-const MOST_VMS: usize = 64;
-const LONGEST_NAME: usize = 256;
-const LONGEST_FLOW: usize = 4096;
+const MAX_VMS: usize = 64;
+const MAX_NAME: usize = 256;
+const MAX_FLOW: usize = 4096;
 /// The longest trace, and how long one is that does not say.
-const LONGEST: Duration = Duration::from_secs(7 * 86_400);
-const USUAL: Duration = Duration::from_secs(3600);
+const MAX_DURATION: Duration = Duration::from_secs(7 * 86_400);
+const DEFAULT_DURATION: Duration = Duration::from_secs(3600);
 /// What is shown of what a trace has said last, bytes.
-const LONGEST_SAID: usize = 1024;
+const MAX_SAID: usize = 1024;
 /// How long traces may take to complete their recordings when the agent ends.
-const END: Duration = Duration::from_secs(60);
+const END_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A trace that somebody asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,18 +78,18 @@ pub struct TraceOrder {
 impl TraceOrder {
     /// The arguments of `teiji trace`, except for the files.
     fn arguments(&self) -> Result<Vec<String>, String> {
-        if self.vms.len() > MOST_VMS {
-            return Err(format!("at most {MOST_VMS} VMs can be traced at once"));
+        if self.vms.len() > MAX_VMS {
+            return Err(format!("at most {MAX_VMS} VMs can be traced at once"));
         }
-        if self.vms.iter().any(|name| name.is_empty() || name.len() > LONGEST_NAME || name.contains('\0')) {
+        if self.vms.iter().any(|name| name.is_empty() || name.len() > MAX_NAME || name.contains('\0')) {
             return Err("a name of a VM is empty or too long".into());
         }
-        if self.flow.len() > LONGEST_FLOW {
+        if self.flow.len() > MAX_FLOW {
             return Err("the filter is too long".into());
         }
         Flow::parse(&self.flow).map_err(|e| format!("cannot read the filter: {e}"))?;
-        let seconds = self.seconds.map_or(USUAL, Duration::from_secs);
-        if seconds.is_zero() || seconds > LONGEST {
+        let seconds = self.seconds.map_or(DEFAULT_DURATION, Duration::from_secs);
+        if seconds.is_zero() || seconds > MAX_DURATION {
             return Err("a trace takes at least a second and at most a week".into());
         }
         let direction = match self.direction {
@@ -158,11 +159,11 @@ impl Traces {
             return Err("the agent ends, so it starts no trace".into());
         }
         let present = self.all().map_err(|e| format!("cannot read {}: {e}", self.folder.display()))?;
-        if present.iter().filter(|t| t.running).count() >= MOST_RUNNING {
-            return Err(format!("{MOST_RUNNING} traces run already: `teiji traces` lists them"));
+        if present.iter().filter(|t| t.running).count() >= MAX_RUNNING {
+            return Err(format!("{MAX_RUNNING} traces run already: `teiji traces` lists them"));
         }
-        if present.len() >= MOST_KEPT {
-            return Err(format!("{MOST_KEPT} traces are kept already: `teiji traces remove N` removes one"));
+        if present.len() >= MAX_KEPT {
+            return Err(format!("{MAX_KEPT} traces are kept already: `teiji traces remove N` removes one"));
         }
         let names = self.names().map_err(|e| format!("cannot read {}: {e}", self.folder.display()))?;
         let number = names.iter().filter_map(|name| number_of(name)).max().unwrap_or(0);
@@ -184,28 +185,24 @@ impl Traces {
 
     fn begin_with(&self, number: u32, order: &TraceOrder, arguments: &[String], log: File) -> io::Result<()> {
         let boot = kernel::boot_id().map_err(|(_, source)| source)?;
-        let mut child = Command::new(&self.program)
-            .arg("trace")
-            .args(arguments)
-            .arg("--of-agent")
-            .arg("--record")
-            .arg(self.path(number, "teiji"))
-            .arg("--json")
-            .arg("--out=/dev/null")
-            .process_group(0)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::from(log))
-            .env_remove("NOTIFY_SOCKET")
-            .env_remove("WATCHDOG_USEC")
-            .env_remove("WATCHDOG_PID")
-            .spawn()?;
-        if let Err(error) = priority::ordinary_memory(child.id()) {
-            tracing::warn!("a trace is spared like the agent if memory runs out: {error}");
-        }
+        let mut child = start_child(
+            "a trace",
+            Command::new(&self.program)
+                .arg("trace")
+                .args(arguments)
+                .arg("--of-agent")
+                .arg("--record")
+                .arg(self.path(number, "teiji"))
+                .arg("--json")
+                .arg("--out=/dev/null")
+                .process_group(0)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::null())
+                .stderr(Stdio::from(log)),
+        )?;
         let process = task(&Root::default(), child.id());
         let begun = process.ok_or_else(|| io::Error::other("it ended at once")).and_then(|process| {
-            let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+            let started = kernel::unix_time();
             let file = Output::create(&self.path(number, "json"), Rights::Kept)?;
             let kept = Kept { order: order.clone(), process, boot, started };
             file.file().write_all(&serde_json::to_vec(&kept)?)?;
@@ -305,8 +302,8 @@ impl Traces {
     fn said_last(&self, number: u32) -> String {
         let end = || -> io::Result<Vec<u8>> {
             let file = File::open(self.path(number, "log"))?;
-            let mut end = vec![0; LONGEST_SAID];
-            let from = file.metadata()?.len().saturating_sub(LONGEST_SAID as u64);
+            let mut end = vec![0; MAX_SAID];
+            let from = file.metadata()?.len().saturating_sub(MAX_SAID as u64);
             let length = file.read_at(&mut end, from)?;
             end.truncate(length);
             Ok(end)
@@ -337,7 +334,7 @@ impl Traces {
         pidfd_send_signal(&process, Signal::TERM).map_err(failed)
     }
 
-    /// Ends all traces, and starts no other ones. Returns when they have completed their recordings, or after [`END`];
+    /// Ends all traces, and starts no other ones. Returns when they have completed their recordings, or after [`END_TIMEOUT`];
     /// `waiting` is called meanwhile.
     pub(super) fn end_all(&self, waiting: &mut dyn FnMut()) {
         *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
@@ -352,7 +349,7 @@ impl Traces {
         }
         let begun = Instant::now();
         while !running().is_empty() {
-            if begun.elapsed() > END {
+            if begun.elapsed() > END_TIMEOUT {
                 return tracing::warn!("traces go on after the agent: {:?} do not end", running());
             }
             waiting();
@@ -483,7 +480,7 @@ mod tests {
         fs::write(traces.path(1, "log"), said).unwrap();
         assert_eq!(traces.all().unwrap()[0].failed.as_deref(), Some("cannot write the recording"));
         fs::write(traces.path(1, "log"), "x".repeat(10_000)).unwrap();
-        assert_eq!(traces.all().unwrap()[0].failed.as_ref().map(String::len), Some(LONGEST_SAID));
+        assert_eq!(traces.all().unwrap()[0].failed.as_ref().map(String::len), Some(MAX_SAID));
         fs::write(traces.path(1, "teiji"), "").unwrap();
         assert_eq!(traces.all().unwrap()[0].failed, None);
         assert_eq!(traces.recording(1).unwrap(), (traces.path(1, "teiji"), true));

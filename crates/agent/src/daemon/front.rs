@@ -13,7 +13,7 @@
 //! often they ask, root is answered, and the host is not kept busy.
 
 use super::protocol::{Answer, Numbered, Order, Refusal, Reply, Request, VERSION};
-use super::wire::{self, MOST_OF_ANSWER, MOST_OF_REQUEST};
+use super::wire::{self, MAX_ANSWER, MAX_REQUEST};
 use nix::sys::socket::{getsockopt, sockopt};
 use nix::unistd::{geteuid, getuid};
 use std::collections::BTreeMap;
@@ -27,18 +27,23 @@ use std::time::{Duration, Instant};
 use teiji_host::privilege;
 
 /// Most connections at a time, in all and of one user other than root.
-const MOST: usize = 64;
-const MOST_OF_USER: usize = 16;
+const MAX_CONNECTIONS: usize = 64;
+const MAX_CONNECTIONS_OF_USER: usize = 16;
 /// How many requests of users other than root are handed on at a time, and how long each of these turns takes at least.
 const TURNS: usize = 2;
 const TURN: Duration = Duration::from_millis(100);
+/// How long a request waits for its turn.
+const TURN_TIMEOUT: Duration = Duration::from_secs(5);
+/// When a turn ends that is not given back yet: later than any turn, which takes [`ORDER_TIMEOUT`] at most.
+const UNTIL_GIVEN_BACK: Duration = Duration::from_secs(86_400);
 /// How long a client may be silent between two requests, and may take to send one or to take an answer.
-const IDLE: Duration = Duration::from_secs(60);
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Longer than any turn: [`LONGEST`] at most.
-const FAR: Duration = Duration::from_secs(86_400);
-/// How long the privileged part may take: a rollback waits for hardware.
-const LONGEST: Duration = Duration::from_secs(120);
+const CLIENT_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+const CLIENT_IO_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the privileged part may take to read an order.
+const ORDER_SEND_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the privileged part may take to carry out an order. No order waits for another process, only for reads of the host
+/// and for the disk; a disk may take long to free a recording of a week.
+const ORDER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Serves until the privileged part is gone.
 ///
@@ -122,7 +127,7 @@ impl Turns {
                 let mut turns = locked(&self.0);
                 turns.retain(|end| *end > now);
                 if turns.len() < TURNS {
-                    turns.push(now + FAR);
+                    turns.push(now + UNTIL_GIVEN_BACK);
                     return Some(Turn(self, now));
                 }
             }
@@ -137,7 +142,7 @@ impl Turns {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let mut turns = locked(&self.0.0);
-        if let Some(taken) = turns.iter_mut().find(|end| **end == self.1 + FAR) {
+        if let Some(taken) = turns.iter_mut().find(|end| **end == self.1 + UNTIL_GIVEN_BACK) {
             *taken = self.1 + TURN;
         }
     }
@@ -152,7 +157,8 @@ impl Front {
     /// Hands on the answers of the privileged part; ends the process when that part is gone.
     fn hand_on(&self, orders: &UnixStream) {
         loop {
-            match wire::receive::<Numbered<Result<Answer, Refusal>>>(orders, MOST_OF_ANSWER, None, LONGEST) {
+            match wire::receive::<Numbered<Result<Answer, Refusal>>>(orders, MAX_ANSWER, None, ORDER_TIMEOUT)
+            {
                 Ok(Some(answer)) => {
                     if let Some(client) = locked(&self.waiting).1.remove(&answer.number) {
                         let _ = client.try_send(answer.content);
@@ -175,8 +181,9 @@ impl Front {
             let mut connections = locked(&self.connections);
             let all: usize = connections.values().sum();
             let own = connections.entry(user).or_default();
+            let full = all >= MAX_CONNECTIONS || *own >= MAX_CONNECTIONS_OF_USER;
             // Root's requests are answered however many others there are.
-            if user != 0 && (all >= MOST || *own >= MOST_OF_USER) || *own >= MOST {
+            if user != 0 && full || *own >= MAX_CONNECTIONS {
                 let reply = Reply { version: VERSION, result: Err(Refusal::Busy) };
                 let _ = wire::send(&stream, &reply, Duration::from_millis(100));
                 return;
@@ -204,10 +211,10 @@ impl Front {
     }
 
     fn serve(&self, stream: &UnixStream, user: u32) {
-        while let Ok(Some(request)) = wire::receive::<Request>(stream, MOST_OF_REQUEST, Some(IDLE), PATIENCE)
-        {
+        let (idle, within) = (Some(CLIENT_IDLE_TIMEOUT), CLIENT_IO_TIMEOUT);
+        while let Ok(Some(request)) = wire::receive::<Request>(stream, MAX_REQUEST, idle, within) {
             let reply = Reply { version: VERSION, result: self.answer(request, user) };
-            if wire::send(stream, &reply, PATIENCE).is_err() {
+            if wire::send(stream, &reply, CLIENT_IO_TIMEOUT).is_err() {
                 return;
             }
         }
@@ -217,7 +224,7 @@ impl Front {
         let order = check(request, user)?;
         let _turn = match user {
             0 => None,
-            _ => Some(self.turns.take(PATIENCE).ok_or(Refusal::Busy)?),
+            _ => Some(self.turns.take(TURN_TIMEOUT).ok_or(Refusal::Busy)?),
         };
         let (sender, answer) = sync_channel(1);
         let number = {
@@ -227,9 +234,10 @@ impl Front {
             waiting.1.insert(number, sender);
             number
         };
-        let sent = wire::send(&locked(&self.orders), &Numbered { number, content: order }, PATIENCE);
+        let order = Numbered { number, content: order };
+        let sent = wire::send(&locked(&self.orders), &order, ORDER_SEND_TIMEOUT);
         let answer = match sent {
-            Ok(()) => answer.recv_timeout(LONGEST).map_err(|e| match e {
+            Ok(()) => answer.recv_timeout(ORDER_TIMEOUT).map_err(|e| match e {
                 RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected => Refusal::Silent,
             }),
             // A part of it may have been sent, after which no further order can be: the agent starts another front.

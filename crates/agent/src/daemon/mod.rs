@@ -6,6 +6,9 @@
 //! | thread `main` | root | is woken by signals; checks once a second whether the pins are still there; tells systemd that it is alive, as long as all of these threads are |
 //! | thread `reconciler` | root | recovers from a killed apply, then compares the host with the policy in force whenever something has changed |
 //! | thread `front`, threads `order` | root | start the front and carry out its orders |
+//! | thread `front-check` | root | asks the front something every 10 s, and kills one that does not answer |
+//! | thread `reload`, during a reload | root | waits until the reconciler has looked at the host, and then tells systemd so |
+//! | threads `trace`, one for each trace that it has started | root | wait for the end of the trace's process |
 //! | process `teiji front` | user nobody | reads what clients send to the socket, checks who they are, hands on orders |
 //!
 //! So a write to the host that hangs, a damaged file, a client or a crash of one of them never stops the heartbeat.
@@ -35,11 +38,13 @@
 //! | [`front`] | the process that clients talk to |
 //! | `claim` | only one agent keeps a state directory |
 //! | `supervisor` | starts the front, again if it ends |
+//! | `child` | how the agent starts the front and traces |
 //! | `orders` | carries out what the front asks for |
 //! | [`detached`] | traces that go on without the terminal that asked for them |
 //! | [`client`] | asks an agent |
 //! | `wire` | the form of messages |
 
+mod child;
 mod claim;
 pub mod client;
 pub mod detached;
@@ -76,7 +81,7 @@ use supervisor::Supervisor;
 use teiji_bpf::qdisc_edf::QdiscOwner;
 
 /// How long the end waits for threads that are changing settings; what they leave undone, the next agent undoes.
-const END: Duration = Duration::from_secs(5);
+const RECONCILER_END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time between two checks of what others may remove: pins, the socket; and of the heartbeat.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -155,13 +160,11 @@ pub fn run(places: Places<'_>, signals: Signals<'_>) -> Result<(), Error> {
             if let Err(error) = qdisc.check() {
                 break Err(error);
             }
-            let parts = [
-                ("heartbeat", qdisc.lives()),
-                ("reconciler", !reconciling.is_finished()),
-                ("front", supervisor.lives()),
-            ];
+            let [front, front_check] = supervisor.threads();
+            let reconciler = ("reconciler", !reconciling.is_finished());
+            let threads = [("heartbeat", qdisc.lives()), reconciler, front, front_check];
             // Without a watchdog in the unit systemd ignores it.
-            watchdog.feed(&parts, || drop(sd_notify::notify(&[NotifyState::Watchdog])));
+            watchdog.feed(&threads, || drop(sd_notify::notify(&[NotifyState::Watchdog])));
         }
         wait_until(check_at, signals.wake);
     };
@@ -173,7 +176,7 @@ pub fn run(places: Places<'_>, signals: Signals<'_>) -> Result<(), Error> {
         orders.end_traces(&mut || drop(sd_notify::notify(&[NotifyState::Watchdog])));
     }
     let begun = Instant::now();
-    while !reconciling.is_finished() && begun.elapsed() < END {
+    while !reconciling.is_finished() && begun.elapsed() < RECONCILER_END_TIMEOUT {
         std::thread::sleep(Duration::from_millis(10));
     }
     done?;
@@ -188,9 +191,9 @@ struct Watchdog {
 }
 
 impl Watchdog {
-    /// `parts`: the threads that end only when the agent does, and whether each runs.
-    fn feed(&mut self, parts: &[(&'static str, bool)], feed: impl FnOnce()) {
-        let dead = parts.iter().find(|(_, runs)| !runs).map(|(name, _)| *name);
+    /// `threads`: those that end only when the agent does, and whether each runs.
+    fn feed(&mut self, threads: &[(&'static str, bool)], feed: impl FnOnce()) {
+        let dead = threads.iter().find(|(_, runs)| !runs).map(|(name, _)| *name);
         match dead {
             None => feed(),
             Some(name) if self.dead != dead => tracing::error!(
@@ -270,18 +273,19 @@ mod tests {
     #[test]
     fn the_watchdog_is_fed_while_every_thread_runs() {
         let mut watchdog = Watchdog::default();
-        let mut fed = |parts: [bool; 3]| {
+        let names = ["heartbeat", "reconciler", "front", "front-check"];
+        let mut fed = |running: [bool; 4]| {
             let mut fed = false;
-            let names = ["heartbeat", "reconciler", "front"];
-            let parts: Vec<_> = names.into_iter().zip(parts).collect();
-            watchdog.feed(&parts, || fed = true);
-            fed
+            let threads: Vec<_> = names.into_iter().zip(running).collect();
+            watchdog.feed(&threads, || fed = true);
+            (fed, watchdog.dead)
         };
-        assert!(fed([true; 3]));
-        for dead in 0..3 {
-            assert!(!fed(std::array::from_fn(|part| part != dead)), "{dead}");
+        assert_eq!(fed([true; 4]), (true, None));
+        for (dead, name) in names.into_iter().enumerate() {
+            // The one that has ended is the one that is named.
+            assert_eq!(fed(std::array::from_fn(|thread| thread != dead)), (false, Some(name)));
         }
-        assert!(fed([true; 3]));
+        assert_eq!(fed([true; 4]), (true, None));
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! The privileged part's end of the socket to the front: carries out orders.
 //!
-//! The front is not trusted. What it sends is bounded, and is one of a few orders ([`Order`]), none of which changes a setting,
-//! or confirms a change of one: the commands that do need no agent. Anything else ends it, and the agent starts another one. Each order is carried out in a thread of its own, so that a write to the host that hangs
-//! does not keep others from being answered, and never the heartbeat.
+//! The front is not trusted. What it sends is bounded, and is one of a few orders ([`Order`]). No order changes a setting or
+//! confirms a change. The commands for that do not go through the agent. Anything else that the front sends ends it, and the
+//! agent starts another one. Each order is carried out in a thread of its own: if a read of the host hangs, other orders are
+//! answered nevertheless, and the heartbeat is sent.
 //!
 //! Orders that change something and those that read have places of their own, so that however many read, an operator can
 //! change something. What is read is found out by one thread at a time, and the answer is given to all who ask within a second.
@@ -11,7 +12,7 @@
 use super::detached::Traces;
 use super::protocol::{Answer, FullStatus, Numbered, Order, Refusal};
 use super::reconciler::Reconciler;
-use super::wire::{self, MOST_OF_REQUEST};
+use super::wire::{self, MAX_REQUEST};
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,11 +23,11 @@ use std::time::{Duration, Instant};
 use teiji_host::priority;
 
 /// Most orders that are carried out at a time: of those that change something, and of those that read.
-const MOST: usize = 16;
+const MAX_ORDERS: usize = 16;
 /// For how long the answer to one reader is that to others as well.
 const FRESH: Duration = Duration::from_secs(1);
 /// How long the front may take to send an order, or to take an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const FRONT_IO_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What orders act on.
 pub(super) struct Orders {
@@ -111,7 +112,7 @@ impl Orders {
     fn place(self: &Arc<Self>, order: &Order) -> Option<Place> {
         let place = Place { orders: Arc::clone(self), changes: order.changes() };
         // Given back again if there were too many.
-        (self.running(place.changes).fetch_add(1, Ordering::SeqCst) < MOST).then_some(place)
+        (self.running(place.changes).fetch_add(1, Ordering::SeqCst) < MAX_ORDERS).then_some(place)
     }
 
     /// Ends the traces, and starts no other ones. `waiting` is called while they complete their recordings.
@@ -125,7 +126,8 @@ impl Orders {
     /// If it sends anything but orders.
     pub(super) fn serve(self: &Arc<Self>, front: UnixStream) -> io::Result<()> {
         let answers = Arc::new(Mutex::new(front.try_clone()?));
-        while let Some(order) = wire::receive::<Numbered<Order>>(&front, MOST_OF_REQUEST, None, PATIENCE)? {
+        let receive = || wire::receive::<Numbered<Order>>(&front, MAX_REQUEST, None, FRONT_IO_TIMEOUT);
+        while let Some(order) = receive()? {
             let Numbered { number, content: order } = order;
             let Some(place) = self.place(&order) else {
                 answer(&answers, number, Err(Refusal::Busy));
@@ -161,10 +163,10 @@ impl Orders {
                 .all_traces
                 .get(|| self.traces.all().map(Answer::Traces).map_err(|e| Refusal::Failed(e.to_string()))),
             Order::StopTrace(number) => {
-                self.traces.stop(*number).map(|()| Answer::Done(Vec::new())).map_err(Refusal::Failed)
+                self.traces.stop(*number).map(|()| Answer::Done).map_err(Refusal::Failed)
             }
             Order::RemoveTrace(number) => {
-                self.traces.remove(*number).map(|()| Answer::Done(Vec::new())).map_err(Refusal::Failed)
+                self.traces.remove(*number).map(|()| Answer::Done).map_err(Refusal::Failed)
             }
         }
     }
@@ -173,7 +175,7 @@ impl Orders {
 /// If the front does not take it, its socket is closed, and the agent starts another front.
 fn answer(to: &Mutex<UnixStream>, number: u64, content: Result<Answer, Refusal>) {
     let to = to.lock().unwrap_or_else(PoisonError::into_inner);
-    if wire::send(&to, &Numbered { number, content }, PATIENCE).is_err() {
+    if wire::send(&to, &Numbered { number, content }, FRONT_IO_TIMEOUT).is_err() {
         let _ = to.shutdown(std::net::Shutdown::Both);
     }
 }
@@ -271,10 +273,10 @@ mod tests {
         };
         // As if it took long to find out.
         let slow = orders.status.last.lock().unwrap();
-        for number in 0..2 * MOST as u64 {
+        for number in 0..2 * MAX_ORDERS as u64 {
             send(number, Order::Status);
         }
-        for _ in 0..MOST {
+        for _ in 0..MAX_ORDERS {
             assert_eq!(receive().content, Err(Refusal::Busy));
         }
         send(100, Order::StopTrace(1));
@@ -283,7 +285,7 @@ mod tests {
         drop(slow);
         let first = receive().content.unwrap();
         // What is answered in one go is the same answer, unless that has taken longer than it is kept.
-        for _ in 1..MOST {
+        for _ in 1..MAX_ORDERS {
             assert!(matches!((&first, receive().content), (Answer::Status(_), Ok(Answer::Status(_)))));
         }
         drop(theirs);
@@ -297,7 +299,7 @@ mod tests {
         let reconciler = Arc::new(Reconciler::new(dir.path(), dir.path(), claim).unwrap());
         let orders = Orders::new(reconciler, Traces::of(dir.path()));
         for order in [Order::Status, Order::StopTrace(1)] {
-            let places: Vec<Place> = (0..MOST).map(|_| orders.place(&order).unwrap()).collect();
+            let places: Vec<Place> = (0..MAX_ORDERS).map(|_| orders.place(&order).unwrap()).collect();
             assert!(orders.place(&order).is_none());
             for place in places {
                 let work = move || {

@@ -1,9 +1,9 @@
 //! What can be asked of an agent, and who may ask for it.
 //!
 //! A client connects to the agent's Unix socket and sends a [`Request`]; it gets a [`Reply`], and may send the next one.
-//! Messages are those of `wire`. The version is that of the requests: an agent answers those of its own version and
-//! tells others which one that is ([`Refusal::Version`]). Fields of a request that it does not
-//! know are ignored; an order with such a field is refused.
+//! Messages are those of `wire`. Each request has a version. The agent answers only its own version; to any other it replies
+//! with the version that it knows ([`Refusal::Version`]). Fields of a request that it does not know are ignored; an order with
+//! such a field is refused.
 //!
 //! | who | may |
 //! | --- | --- |
@@ -68,8 +68,8 @@ pub struct Reply {
 pub enum Answer {
     /// To [`Order::Status`].
     Status(Box<FullStatus>),
-    /// It is done; what happened, for people.
-    Done(Vec<String>),
+    /// To [`Order::StopTrace`] and [`Order::RemoveTrace`]: it is done.
+    Done,
     /// To [`Order::Trace`]: its number.
     Started(u32),
     /// To [`Order::Traces`], by number.

@@ -1,13 +1,13 @@
 //! Keeps the policy in force while VMs, threads, devices and links come and go.
 //!
 //! ```text
-//!  hint, order, time ──► look ──► no policy in force ──► nothing
-//!                         │        another teiji is changing settings, or waits for a confirmation ──► later
-//!                         ▼
-//!             observe ──► the sections that mean something ──► plan ──► parts ──► apply, all at once
-//!                                                                │       │      or, if that fails, one by one
-//!                                                                │       └── foreign: reported, left alone
-//!                                                                └── problems: reported, their sections left as they are
+//!  hint, SIGHUP, time ──► look ──► no policy in force ──► nothing
+//!                          │        another teiji is changing settings, or waits for a confirmation ──► later
+//!                          ▼
+//!              observe ──► the sections that mean something ──► plan ──► parts ──► apply, all at once
+//!                                                                 │       │      or, if that fails, one by one
+//!                                                                 │       └── foreign: reported, left alone
+//!                                                                 └── problems: reported, their sections left as they are
 //! ```
 //! A thread of its own does this, with the agent's privileges. If a write to the host hangs, this thread hangs; nothing
 //! else does. Its state is what [`Reconciler::status`] shows, and may be asked for at any time.
@@ -28,9 +28,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 use teiji_control::plan::{Known, Of, Part, parts, possible, present};
-use teiji_host::watch::{Hint, Watch};
+use teiji_host::watch::{Hint, MAX_GROUPS, Watch};
 use teiji_host::{Root, kernel, vm_threads};
 use teiji_model::host::VmId;
 use teiji_model::observed::{Observed, ObservedVm};
@@ -42,16 +42,14 @@ use teiji_model::text::printable;
 
 /// Hints are read at most so often: process events of a busy host are many.
 const GATHER: Duration = Duration::from_millis(50);
-/// The longest wait for anything.
-const LONGEST: Duration = Duration::from_secs(60);
-/// How long an order waits for a look.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The longest wait for hints.
+const MAX_WAIT: Duration = Duration::from_secs(60);
+/// How long a reload (SIGHUP) waits for a look.
+const RELOAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the process that waits for a confirmation may take to undo its changes itself.
 const GRACE: Duration = Duration::from_millis(500);
 /// How long a manager such as libvirt may take to set up a VM.
 const YOUNG: Duration = Duration::from_secs(15);
-/// Most control groups that are watched.
-const MOST_GROUPS: usize = 2048;
 /// A look that takes longer than this is a problem that the status shows.
 const OVERDUE: Duration = Duration::from_secs(10);
 /// After a write of its own the state directory is looked at again after this time.
@@ -116,7 +114,7 @@ impl Reconciler {
         let status = AgentStatus {
             teiji: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
-            started: unix(),
+            started: kernel::unix_time(),
             ..AgentStatus::default()
         };
         Ok(Reconciler {
@@ -173,12 +171,12 @@ impl Reconciler {
         self.wake();
         let (shared, over) = self
             .looked
-            .wait_timeout_while(self.shared(), PATIENCE, |shared| shared.ended < wanted)
+            .wait_timeout_while(self.shared(), RELOAD_TIMEOUT, |shared| shared.ended < wanted)
             .unwrap_or_else(PoisonError::into_inner);
         if over.timed_out() {
             return Err(format!(
                 "the agent has not compared the host with the policy within {} s",
-                PATIENCE.as_secs()
+                RELOAD_TIMEOUT.as_secs()
             ));
         }
         Ok(shared.status.problems.clone())
@@ -213,11 +211,11 @@ impl Reconciler {
         while !self.stop.load(Ordering::SeqCst) {
             let left = schedule.due().saturating_sub(now());
             if !left.is_zero() {
-                let woken = match watch.wait(left.min(LONGEST), self.woken.as_fd()) {
+                let woken = match watch.wait(left.min(MAX_WAIT), self.woken.as_fd()) {
                     Ok(woken) => woken,
                     Err(error) => {
                         tracing::error!("cannot wait for changes of the host: {error}");
-                        std::thread::sleep(LONGEST.min(left));
+                        std::thread::sleep(MAX_WAIT.min(left));
                         false
                     }
                 };
@@ -286,7 +284,7 @@ impl Reconciler {
             (status.policy, status.policy_since) = (files, since);
         }
         status.looks += 1;
-        status.looked = Some(unix());
+        status.looked = Some(kernel::unix_time());
         status.look_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         status.changed += look.changed;
         if !look.unfinished {
@@ -499,7 +497,7 @@ fn groups_of(vms: &[ObservedVm]) -> BTreeSet<String> {
         if let Some((above, _)) = group.rsplit_once('/').filter(|(above, _)| !above.is_empty()) {
             groups.insert(above.to_owned());
         }
-        if groups.len() >= MOST_GROUPS {
+        if groups.len() >= MAX_GROUPS {
             break;
         }
     }
@@ -535,9 +533,4 @@ fn explained(error: &apply::Error) -> String {
 /// CPU time that this thread has used so far; 0 if the kernel does not tell.
 fn cpu_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
-}
-
-/// Seconds since 1970.
-fn unix() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }

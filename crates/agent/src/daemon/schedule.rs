@@ -24,10 +24,10 @@ pub(super) const LATEST: Duration = Duration::from_millis(400);
 /// How long after the creation of a VM the host is looked at again.
 const AGAIN: [Duration; 2] = [Duration::from_millis(500), Duration::from_millis(1200)];
 /// The shortest time between two looks at rest, if the kernel tells of everything.
-const IDLE: Duration = Duration::from_secs(300);
-/// At rest, the time between looks is this many times the CPU time of the last look, within [`IDLE`] to [`IDLE_MOST`].
+const IDLE_MIN: Duration = Duration::from_secs(300);
+/// At rest, the time between looks is this many times the CPU time of the last look, within [`IDLE_MIN`] to [`IDLE_MAX`].
 const IDLE_PER_LOOK: u32 = 250;
-const IDLE_MOST: Duration = Duration::from_secs(600);
+const IDLE_MAX: Duration = Duration::from_secs(600);
 /// The time between two looks at rest if a source of hints is missing, whatever they cost.
 const IDLE_BLIND: Duration = Duration::from_millis(1500);
 /// The first pause after a failure, and the longest.
@@ -124,7 +124,7 @@ impl Schedule {
         self.again.retain(|at| *at > begun);
         let took = now.saturating_sub(begun);
         self.earliest = now + (took * 4).min(PAUSE_MOST.max(took));
-        let idle = if self.blind { IDLE_BLIND } else { (cpu * IDLE_PER_LOOK).clamp(IDLE, IDLE_MOST) };
+        let idle = if self.blind { IDLE_BLIND } else { (cpu * IDLE_PER_LOOK).clamp(IDLE_MIN, IDLE_MAX) };
         self.latest = now + if failed { self.retry.min(idle) } else { idle };
         self.retry = if failed { (self.retry * 2).min(RETRY_MOST) } else { RETRY };
     }

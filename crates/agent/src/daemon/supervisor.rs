@@ -4,10 +4,11 @@
 //! A front that is stopped or stuck does not end. So a second thread asks it something now and then, as any client does; if
 //! it does not answer in time, it is killed, and the first thread starts another one.
 
+use super::child::start_child;
 use super::claim::Claim;
 use super::orders::Orders;
 use super::protocol::{Reply, Request};
-use super::wire::{self, MOST_OF_REQUEST};
+use super::wire::{self, MAX_REQUEST};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, UnixAddr, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
 use nix::unistd::chown;
@@ -28,10 +29,13 @@ use teiji_host::{kernel, priority};
 const RETRY: Duration = Duration::from_millis(100);
 const RETRY_MOST: Duration = Duration::from_secs(10);
 /// A front that has run for so long has not failed at its start.
-const RAN: Duration = Duration::from_secs(10);
+const MIN_RUN_TIME: Duration = Duration::from_secs(10);
 /// How often a front is asked whether it answers, and how long it may take to. It needs nobody else for that answer.
-const ASK: Duration = Duration::from_secs(10);
-const ANSWER: Duration = Duration::from_secs(10);
+const ASK_INTERVAL: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// The names of its threads.
+const FRONT: &str = "front";
+const FRONT_CHECK: &str = "front-check";
 /// The group whose members may read, if the host has it.
 const GROUP: &str = "teiji";
 
@@ -70,16 +74,16 @@ impl Supervisor {
         let shared = Arc::new(Shared::default());
         let (state, path) = (Arc::clone(&shared), socket.to_owned());
         let work = move || supervise(&path, &orders, &claim, &state);
-        let thread = Builder::new().name("front".into()).spawn(work)?;
+        let thread = Builder::new().name(FRONT.into()).spawn(work)?;
         let (asked, path) = (Arc::clone(&shared), socket.to_owned());
         let check =
-            Builder::new().name("front-check".into()).spawn(move || ask_again_and_again(&path, &asked))?;
+            Builder::new().name(FRONT_CHECK.into()).spawn(move || ask_again_and_again(&path, &asked))?;
         Ok(Supervisor { shared, thread, check, socket: socket.to_owned() })
     }
 
-    /// Whether its threads run: both do until [`Supervisor::stop`].
-    pub(super) fn lives(&self) -> bool {
-        !self.thread.is_finished() && !self.check.is_finished()
+    /// Its threads, and whether each runs: both do until [`Supervisor::stop`].
+    pub(super) fn threads(&self) -> [(&'static str, bool); 2] {
+        [(FRONT, !self.thread.is_finished()), (FRONT_CHECK, !self.check.is_finished())]
     }
 
     /// Starts another front with another socket if somebody has removed or replaced the file of this one.
@@ -113,15 +117,17 @@ fn kill_front(shared: &Shared) {
 /// Kills a front that does not answer. Sleeps without a look in between: the end of the agent ends this thread.
 fn ask_again_and_again(socket: &Path, shared: &Shared) {
     loop {
-        std::thread::sleep(ASK);
+        std::thread::sleep(ASK_INTERVAL);
         if shared.stop.load(Ordering::SeqCst) {
             return;
         }
         let Some(front) = shared.front().clone() else { continue };
-        if !answers(socket, ANSWER) && shared.front().as_ref().is_some_and(|now| Arc::ptr_eq(now, &front)) {
+        if !answers(socket, ANSWER_TIMEOUT)
+            && shared.front().as_ref().is_some_and(|now| Arc::ptr_eq(now, &front))
+        {
             tracing::warn!(
                 "the part of the agent that answers clients has not answered for {} s: it is replaced",
-                ANSWER.as_secs()
+                ANSWER_TIMEOUT.as_secs()
             );
             let _ = pidfd_send_signal(&front, Signal::KILL);
         }
@@ -134,7 +140,7 @@ fn answers(socket: &Path, within: Duration) -> bool {
     let request = Request { version: 0, order: serde_json::Value::Null };
     // One that has too many connections answers before it has read anything.
     let _ = wire::send(&stream, &request, within);
-    matches!(wire::receive::<Reply>(&stream, MOST_OF_REQUEST, Some(within), within), Ok(Some(_)))
+    matches!(wire::receive::<Reply>(&stream, MAX_REQUEST, Some(within), within), Ok(Some(_)))
 }
 
 /// Waits at most so long if too many others wait to be accepted.
@@ -175,7 +181,7 @@ fn supervise(socket: &Path, orders: &Arc<Orders>, claim: &Claim, shared: &Shared
                 socket.display()
             ),
         }
-        pause = if begun.elapsed() > RAN { RETRY } else { (pause * 2).min(RETRY_MOST) };
+        pause = if begun.elapsed() > MIN_RUN_TIME { RETRY } else { (pause * 2).min(RETRY_MOST) };
         let until = Instant::now() + pause;
         while Instant::now() < until && !stop.load(Ordering::SeqCst) {
             std::thread::sleep(Duration::from_millis(50));
@@ -212,17 +218,13 @@ fn listen(socket: &Path) -> io::Result<UnixListener> {
 /// Runs a front until it ends.
 fn serve(listener: &UnixListener, orders: &Arc<Orders>, shared: &Shared) -> io::Result<()> {
     let (ours, theirs) = UnixStream::pair()?;
-    let mut child = Command::new(kernel::own_program())
-        .arg("front")
-        .stdin(Stdio::from(OwnedFd::from(theirs)))
-        .stdout(Stdio::from(OwnedFd::from(listener.try_clone()?)))
-        .env_remove("NOTIFY_SOCKET")
-        .env_remove("WATCHDOG_USEC")
-        .env_remove("WATCHDOG_PID")
-        .spawn()?;
-    if let Err(error) = priority::ordinary_memory(child.id()) {
-        tracing::warn!("the part that answers clients is spared like the agent if memory runs out: {error}");
-    }
+    let mut child = start_child(
+        "the part that answers clients",
+        Command::new(kernel::own_program())
+            .arg("front")
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::from(OwnedFd::from(listener.try_clone()?))),
+    )?;
     // It has its id until it is waited for.
     let served = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).map_err(io::Error::from);
     let served = served.and_then(|process| {
@@ -234,7 +236,7 @@ fn serve(listener: &UnixListener, orders: &Arc<Orders>, shared: &Shared) -> io::
     served
 }
 
-/// The front has closed its socket, or has sent what is no order.
+/// Kills the front and waits for it.
 fn end(child: &mut Child) {
     let _ = child.kill();
     let _ = child.wait();

@@ -9,9 +9,9 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 /// The longest request, bytes.
-pub(crate) const MOST_OF_REQUEST: usize = 64 << 10;
+pub(crate) const MAX_REQUEST: usize = 64 << 10;
 /// The longest answer, bytes: the status of thousands of settings.
-pub(crate) const MOST_OF_ANSWER: usize = 32 << 20;
+pub(crate) const MAX_ANSWER: usize = 32 << 20;
 /// Bytes of the length.
 const LENGTH: usize = 4;
 
@@ -108,7 +108,7 @@ mod tests {
         let long: Vec<u32> = (0..200_000).collect();
         let sent = long.clone();
         let sender = std::thread::spawn(move || send(&one, &sent, LONG));
-        assert_eq!(receive::<Vec<u32>>(&other, MOST_OF_ANSWER, Some(LONG), LONG).unwrap(), Some(long));
+        assert_eq!(receive::<Vec<u32>>(&other, MAX_ANSWER, Some(LONG), LONG).unwrap(), Some(long));
         sender.join().unwrap().unwrap();
         assert_eq!(receive::<Vec<u32>>(&other, 10, Some(LONG), LONG).unwrap(), None);
     }

@@ -41,7 +41,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 use teiji_analysis::interval::Interval;
 use teiji_analysis::{Analyzer, Options};
 use teiji_bpf::path_trace::{Counts, EventWithPayload, Setup, Tracer};
@@ -166,7 +166,7 @@ fn meta(spec: &TraceSpec) -> Meta {
         teiji: env!("CARGO_PKG_VERSION").into(),
         host: kernel::name(),
         kernel: kernel::release(),
-        started_unix: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+        started_unix: kernel::unix_time(),
         started: now(),
         watch: spec.watch.clone(),
         vms: spec.vms.clone(),

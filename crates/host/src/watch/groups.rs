@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 
 /// Most groups that are watched; the kernel allows each user 8,192 or more (`fs.inotify.max_user_watches`).
-const MOST: usize = 2048;
+pub const MAX_GROUPS: usize = 2048;
 
 pub(super) struct Groups {
     inotify: Inotify,
@@ -44,7 +44,7 @@ impl Groups {
                 let _ = self.inotify.rm_watch(watch);
             }
         }
-        for group in wanted.iter().take(MOST) {
+        for group in wanted.iter().take(MAX_GROUPS) {
             if self.watched.contains_key(group) {
                 continue;
             }

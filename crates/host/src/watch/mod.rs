@@ -23,6 +23,7 @@ mod processes;
 use devices::Devices;
 use files::Files;
 use groups::Groups;
+pub use groups::MAX_GROUPS;
 use machines::Machines;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
