@@ -6,9 +6,9 @@ use crate::daemon::client::{self, ask};
 use crate::daemon::detached::{TraceOrder, Traces};
 use crate::daemon::protocol::{Answer, FullStatus, Order, Refusal};
 use crate::daemon::{self, Places, Signals};
-use crate::trace::Shown;
+use crate::trace::{Replayed, Shown};
 use std::path::{Path, PathBuf};
-use teiji_model::report::{Joined, Report};
+use teiji_model::report::Joined;
 use teiji_model::status::TraceStatus;
 
 /// The socket of the agent whose state directory is the default.
@@ -69,28 +69,42 @@ impl Service {
         }
     }
 
-    /// Ends a trace of the agent, or removes one that has ended.
+    /// Ends a trace of the agent, which then completes its recording.
     ///
     /// # Errors
     /// If there is no agent, or it refuses.
-    pub fn end_trace(&self, number: u32, remove: bool) -> Result<(), client::Error> {
-        let order = if remove { Order::RemoveTrace(number) } else { Order::StopTrace(number) };
-        ask(&self.socket(), &order, client::CHANGE_WITHIN).map(drop)
+    pub fn stop_trace(&self, number: u32) -> Result<(), client::Error> {
+        self.have_done(&Order::StopTrace(number))
     }
 
-    /// The report of a trace of the agent: so far, if it still runs; whether it is complete. Needs root, but no agent.
+    /// Removes a trace of the agent that has ended, with its recording.
     ///
     /// # Errors
-    /// If there is none, or it cannot be read.
+    /// If there is no agent, or it refuses.
+    pub fn remove_trace(&self, number: u32) -> Result<(), client::Error> {
+        self.have_done(&Order::RemoveTrace(number))
+    }
+
+    fn have_done(&self, order: &Order) -> Result<(), client::Error> {
+        match ask(&self.socket(), order, client::CHANGE_WITHIN)? {
+            Answer::Done => Ok(()),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// The report of a trace of the agent: so far, if it still runs. Needs root, but no agent.
+    ///
+    /// # Errors
+    /// [`Error::NoRecording`]; if the recording cannot be read.
     pub fn trace_report(
         &self,
         number: u32,
         shown: Shown,
         joined: &mut dyn FnMut(&Joined),
-    ) -> Result<(Report, bool), Error> {
+    ) -> Result<Replayed, Error> {
         Self::needs_root("recordings of the agent belong to root")?;
-        let (file, _) = Traces::of(&self.state).recording(number).map_err(Error::Selection)?;
-        Self::replay_unfinished(&file, shown, joined).map(|(report, cut)| (report, !cut))
+        let (file, _) = Traces::of(&self.state).recording(number).map_err(Error::NoRecording)?;
+        Self::replay_unfinished(&file, shown, joined)
     }
 
     /// The socket of the agent that keeps its state in this service's state directory.

@@ -2,7 +2,7 @@
 
 use super::select::{Selection, select};
 use super::{Error, Service};
-use crate::trace::{self, Progress, Shown, TraceOutcome, TraceSpec};
+use crate::trace::{self, Progress, Replayed, Shown, TraceOutcome, TraceSpec};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use teiji_model::host::{Identity, Requirement, Vm};
@@ -83,7 +83,8 @@ impl Service {
         self.real("VMs below --root are not those of this machine, so they cannot be traced")
     }
 
-    /// The state of the host, as far as advice needs it. To be called before a trace, which gives up privileges.
+    /// The state of the host alone, as far as advice needs it: without what teiji holds, which [`Service::observation`] adds. To
+    /// be called before a trace, which gives up privileges.
     ///
     /// # Errors
     /// If the host cannot be observed.
@@ -109,7 +110,7 @@ impl Service {
         Ok(TraceResult { outcome, vanished })
     }
 
-    /// The report of a recording that is still being written or was cut off; whether it is one.
+    /// The report of a recording that may still be being written, or may have been cut off.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -117,7 +118,7 @@ impl Service {
         file: &Path,
         shown: Shown,
         joined: &mut dyn FnMut(&Joined),
-    ) -> Result<(Report, bool), Error> {
+    ) -> Result<Replayed, Error> {
         trace::replay_unfinished(file, shown, joined).map_err(Error::Replay)
     }
 

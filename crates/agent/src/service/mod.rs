@@ -23,7 +23,7 @@ mod status;
 
 pub use crate::daemon::Signals;
 pub use crate::daemon::detached::TraceOrder;
-pub use crate::trace::Shown;
+pub use crate::trace::{Replayed, Shown};
 pub use apply::PreparedPlan;
 pub use guests::GuestsWanted;
 pub use inspect::{Doctor, TraceResult};
@@ -53,9 +53,12 @@ pub enum Error {
     /// The request makes sense on this machine only.
     #[error("{0}")]
     Elsewhere(&'static str),
-    /// There is no such VM, or there are several.
+    /// There is no such VM, or there are several; or what was said of guests does not fit the VMs.
     #[error("{0}")]
     Selection(String),
+    /// A trace of the agent has no recording.
+    #[error("{0}")]
+    NoRecording(String),
     /// A guest cannot be asked over TCP.
     #[error("cannot use the token file {path} of --guest-token, so nothing is traced")]
     Token {
@@ -102,7 +105,7 @@ impl Service {
         Service { root, state: STATE_DIRECTORY.into(), pins: PINS.into() }
     }
 
-    /// The same with its state in other places.
+    /// This service with its state in other places.
     pub fn with(self, state: &Path, pins: &Path) -> Service {
         Service { state: state.to_owned(), pins: pins.to_owned(), ..self }
     }

@@ -29,11 +29,12 @@ impl Service {
         }
     }
 
-    /// The state of this host, for a plan on any machine. Changes nothing.
+    /// The state of this host and what teiji holds on it, for a plan on any machine: what `teiji observe` writes.
+    /// [`Service::observed`] is the host alone. Changes nothing.
     ///
     /// # Errors
     /// If the host or the state cannot be read.
-    pub fn observe(&self) -> Result<Observation, Error> {
+    pub fn observation(&self) -> Result<Observation, Error> {
         Ok(observation::capture(&self.root, &self.engine()?)?)
     }
 }

@@ -391,6 +391,15 @@ fn add_counts(counters: &mut Counters, counts: Counts, since: u64) -> Option<Los
     (count > 0).then_some(Lost { since, count })
 }
 
+/// The report of a recording that may end early.
+#[derive(Debug)]
+pub struct Replayed {
+    /// The report; if the recording is not complete, as it would have been if the trace had ended there.
+    pub report: Report,
+    /// Whether the recording is complete.
+    pub complete: bool,
+}
+
 /// What a replay shows of single requests, beside the slowest and a typical one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shown {
@@ -405,11 +414,10 @@ pub struct Shown {
 /// # Errors
 /// [`Error::Replay`] if the file cannot be read or is not a complete recording of a known version.
 pub fn replay(path: &Path, shown: Shown, joined: &mut dyn FnMut(&Joined)) -> Result<Report, Error> {
-    replay_as(path, false, shown, joined).map(|(report, _)| report)
+    replay_as(path, false, shown, joined).map(|replayed| replayed.report)
 }
 
-/// The same for a recording that is still being written or was cut off: the report as it would have been if the trace had
-/// ended there. Also returns whether it is such a recording.
+/// Makes the report of a recording that may still be being written, or may have been cut off; needs no privileges.
 ///
 /// # Errors
 /// [`Error::Replay`] if the file cannot be read, or is no recording of a known version.
@@ -417,7 +425,7 @@ pub fn replay_unfinished(
     path: &Path,
     shown: Shown,
     joined: &mut dyn FnMut(&Joined),
-) -> Result<(Report, bool), Error> {
+) -> Result<Replayed, Error> {
     replay_as(path, true, shown, joined)
 }
 
@@ -426,7 +434,7 @@ fn replay_as(
     unfinished: bool,
     shown: Shown,
     joined: &mut dyn FnMut(&Joined),
-) -> Result<(Report, bool), Error> {
+) -> Result<Replayed, Error> {
     let fail = |source| Error::Replay { path: path.to_owned(), source };
     let file = File::open(path).map_err(|e| fail(teiji_model::recording::Error::Io { at: 0, source: e }))?;
     let input = BufReader::with_capacity(1 << 18, file);
@@ -438,7 +446,7 @@ fn replay_as(
         analyzer.take(item, joined);
     }
     let counters = reader.counters().cloned().unwrap_or_default();
-    Ok((analyzer.finish(counters, joined), reader.is_cut()))
+    Ok(Replayed { report: analyzer.finish(counters, joined), complete: !reader.is_cut() })
 }
 
 #[cfg(test)]

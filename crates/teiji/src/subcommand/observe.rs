@@ -7,5 +7,5 @@ use teiji_agent::service::Service;
 
 /// Prints the observation as JSON; changes nothing.
 pub(super) fn run(service: &Service) -> Result<()> {
-    output::json(&service.observe().map_err(plan::explain)?)
+    output::json(&service.observation().map_err(plan::explain)?)
 }

@@ -33,11 +33,11 @@ pub(super) fn run(args: &Replay) -> Result<()> {
             None => String::new(),
         };
         if args.unfinished {
-            let (report, cut) = Service::replay_unfinished(file, shown, &mut |joined| kept.keep(joined))?;
-            if cut {
+            let replayed = Service::replay_unfinished(file, shown, &mut |joined| kept.keep(joined))?;
+            if !replayed.complete {
                 print_line(&format!("{} is not complete: the report shows what there is", file.display()));
             }
-            reports.push((label, report));
+            reports.push((label, replayed.report));
         } else {
             reports.push((label, Service::replay(file, shown, &mut |joined| kept.keep(joined))?));
         }

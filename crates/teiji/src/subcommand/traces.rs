@@ -23,8 +23,8 @@ pub(super) fn run(args: &Traces, service: &Service) -> Result<()> {
             output::stdout(&table(&all, now, &style::stdout()))
         }
         Some(OfTraces::Show { number, report }) => show(*number, report, service),
-        Some(OfTraces::Stop { number }) => Ok(service.end_trace(*number, false)?),
-        Some(OfTraces::Remove { number }) => Ok(service.end_trace(*number, true)?),
+        Some(OfTraces::Stop { number }) => Ok(service.stop_trace(*number)?),
+        Some(OfTraces::Remove { number }) => Ok(service.remove_trace(*number)?),
     }
 }
 
@@ -33,13 +33,13 @@ fn show(number: u32, args: &ReportArgs, service: &Service) -> Result<()> {
     let out = output::Destination::to(args.out.as_deref(), Rights::Kept)?;
     let mut kept = Kept::new(args.format());
     let shown = Shown { timelines: args.format() == Format::Perfetto, at: None };
-    let (report, complete) = service.trace_report(number, shown, &mut |joined| kept.keep(joined))?;
-    if !complete {
+    let replayed = service.trace_report(number, shown, &mut |joined| kept.keep(joined))?;
+    if !replayed.complete {
         print_line(&format!("trace {number} is not complete: the report shows what there is"));
     }
     if args.suggest {
-        format::suggest(&report, None)
+        format::suggest(&replayed.report, None)
     } else {
-        format::print(args, out, &[(String::new(), report)], &kept)
+        format::print(args, out, &[(String::new(), replayed.report)], &kept)
     }
 }
