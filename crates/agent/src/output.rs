@@ -107,8 +107,8 @@ impl Output {
         Ok(Output { file, pending: Some(pending) })
     }
 
-    /// The same for a path that may be no regular file, such as `/dev/stdout` or a named pipe: that is opened and
-    /// written to directly.
+    /// Begins a file as [`Output::create`] does; but if `path` is no regular file, such as `/dev/stdout` or a named pipe, it is
+    /// opened and written to directly.
     ///
     /// # Errors
     /// As [`Output::create`]; also if it belongs to somebody else and is in a folder that others may write to, so that

@@ -208,8 +208,11 @@ impl Analyzer {
         self.changes.insert(at, change);
     }
 
-    /// Adds an event; returns whether it is used, or is one too many or too late of a guest. Calls `joined` for every request that can now be completed: those of about
-    /// [`Options::reorder`] earlier. The [`Joined`] is reused: clone it to keep it.
+    /// Adds an event. Calls `joined` for every request that can now be completed: those of about [`Options::reorder`] earlier.
+    /// The [`Joined`] is reused: clone it to keep it.
+    ///
+    /// Returns false only if a guest's event is refused: it came too late, there was no room, or its clock is not known. A late
+    /// event of the host counts as lost (a thread's name is used nevertheless), and returns true.
     pub fn push(&mut self, event: Event, joined: &mut dyn FnMut(&Joined)) -> bool {
         let used = event.stream.is_host() || self.push_of_guest(event);
         if event.stream.is_host() {

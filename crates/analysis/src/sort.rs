@@ -16,8 +16,8 @@
 //! none are refused.
 //!
 //! An event that is older than one already released is late: it is counted and refused, as conclusions made without it
-//! cannot be taken back. At most `cap` events wait; above that number the oldest are released early. Events that are
-//! late because of that alone, so within the window, are also counted apart.
+//! cannot be taken back. At most `cap` events of the host wait; above that number the oldest events are released early. Events
+//! that are late because of that alone, so within the window, are also counted apart.
 //!
 //! Room is bounded too. A queue consists of chunks of [`CHUNK`] events, which are freed as they become empty, so that a
 //! CPU that was busy once keeps no room. Events in order need room for [`CHUNK`] more in the first and in the last chunk
@@ -132,7 +132,7 @@ pub struct Sorter {
     streams: Vec<Stream>,
     /// The times of the heads, with stream and CPU; and of events that were a head before. Each event is in it once at most.
     heads: BinaryHeap<Reverse<(u64, u16, u16)>>,
-    /// The newest event of the host, and the youngest that was released, ns.
+    /// The times of the newest event of the host, and of the newest of them that was released, ns.
     newest: u64,
     released: u64,
     late: u64,
@@ -140,7 +140,7 @@ pub struct Sorter {
 }
 
 impl Sorter {
-    /// Waits `window` ns for late events, with at most `cap` events.
+    /// Waits `window` ns for late events, with at most `cap` events of the host.
     pub fn new(window: u64, cap: usize) -> Self {
         Sorter {
             window,
@@ -163,7 +163,7 @@ impl Sorter {
         if self.is_late(event.ts) {
             if of_host {
                 self.late += 1;
-                // Until then nothing as young has been released, unless there was no room.
+                // Until then nothing as new has been released, unless there was no room.
                 self.late_no_room += u64::from(event.ts >= self.newest.saturating_sub(self.window));
             }
             return Err(Refused::Late(self.released));

@@ -34,8 +34,8 @@ impl Root {
         self.observe_with_devices().map(|(observed, _)| observed)
     }
 
-    /// The same, and the kernel's lists of devices and qdiscs that it was taken from, which are long on a host with many
-    /// VMs.
+    /// The state of the host as [`Root::observe`] returns it, and the kernel's lists of devices and qdiscs that it was taken from,
+    /// which are long on a host with many VMs.
     ///
     /// # Errors
     /// As [`Root::observe`].

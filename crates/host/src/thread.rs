@@ -105,7 +105,7 @@ fn named_vcpus(threads: &Threads) -> Vec<(u16, u32)> {
     named
 }
 
-/// The same, by the order of KVM's numbers.
+/// Index and thread of each vCPU, by the order of KVM's numbers.
 fn in_order(known: &[(u32, Option<u32>)]) -> Vec<(u16, u32)> {
     (0..).zip(known).filter_map(|(index, (_, tid))| Some((index, (*tid)?))).collect()
 }

@@ -22,7 +22,7 @@ impl Root {
         Ok(self.identified_vms()?.into_iter().map(|(vm, _)| vm).collect())
     }
 
-    /// The same, each with the user of its process and the origin of its name.
+    /// The VMs of [`Root::vms`], each with the user of its process and the origin of its name.
     ///
     /// # Errors
     /// If `/proc` cannot be listed.
@@ -32,8 +32,8 @@ impl Root {
         Ok(identified(self, &processes, vmms, |_| Vec::new()))
     }
 
-    /// The same, each with its memory by NUMA node. To be shown to somebody: for that memory the kernel walks the page tables of
-    /// the VMM while it holds its memory map lock.
+    /// The VMs of [`Root::identified_vms`], each with its memory by NUMA node. To be shown to somebody: for that memory the kernel
+    /// walks the page tables of the VMM while it holds its memory map lock.
     ///
     /// # Errors
     /// If `/proc` cannot be listed.

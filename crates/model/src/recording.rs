@@ -4,34 +4,41 @@
 //! file    = "TEIJIREC" version:u16 reader:u16 crc:u32 frame*   integers little-endian; crc = CRC-32 of version and reader
 //! frame   = type:u8 len:u32 crc:u32 payload[len]               crc = CRC-32 of type, len and payload
 //!
-//!            ┌──────────┐      ┌───────────────────────────┐      ┌───────┐
-//!  start ───►│ 1 Header │─────►│ 2 Events, 128 So far,     │─────►│ 3 End │──► end of file
-//!            └──────────┘  │   │ 129 Change, 130 Of stream,│  ▲   └───────┘
-//!                          │   │ 131 States, 132 Starts,   │
-//!                          │   │ 133 NIC losses, 134 Device│  │
-//!                          │   │ interrupts, 135 Matched,  │  │
-//!                          │   │ 136 Given, 137 Waits      │  │
-//!                          │   └──┬─────────────────────▲──┘  │
-//!                          │      └─────────────────────┘     │
-//!                          └──────────────────────────────────┘
+//!            ┌──────────┐      ┌─────────────────┐      ┌───────┐
+//!  start ───►│ 1 Header │─────►│ 2, and 128 to   │─────►│ 3 End │──► end of file
+//!            └──────────┘  │   │ 137, any number │  ▲   └───────┘
+//!                          │   │ in any order    │  │
+//!                          │   └─────────────────┘  │
+//!                          └────────────────────────┘
 //! ```
 //!
-//! Header holds [`Meta`], Events up to [`MAX_EVENTS`] of [`Event`] of the host, Of stream a [`StreamId`] and as many of its
-//! events, States as many of the host's [`VcpuState`]s (from version 4 on), Starts as many of its [`Start`]s (from version 5
-//! on), NIC losses as many [`NicLoss`]es (from version 6 on), Device interrupts as many [`DeviceInterrupt`]s, Matched a [`StreamId`]
-//! and as many of its [`Matched`], Given a [`Change`] of that kind, Waits as many of the host's [`Wait`]s (these four from version 7 on), Change any other [`Change`], End
-//! and So far the [`Counters`]; each in postcard's encoding. Without the frames that an older reader skips, a recording tells
-//! less, and nothing wrong: VMs that came later are not in it, guests are seen from the host only, and it is not known what vCPUs
-//! did while requests were in a guest, nor who woke them, nor what NICs discarded, nor what came by NICs that were given to VMs.
-//! One thing they tell less well: whoever is named for a wait may be who had the CPU in its last part only, as the parts before are in Waits.
+//! Types below [`OPTIONAL`] are necessary to understand a recording. A reader skips frames of other types that it does not know:
+//! without them a recording tells less, and nothing wrong.
 //!
-//! Versions 4 and 5 added ways of matching ([`Matching::since`](crate::flow::Matching)), and version 5 kinds of NICs. A recording
-//! whose header has one of them asks its reader to know it, and one with a NIC that has no tap here (version 7) does, too; all others
-//! are still read by readers of format version 3.
+//! | type | name | payload | since version | what a reader without it loses |
+//! | --- | --- | --- | --- | --- |
+//! | 1 | Header | [`Meta`] | 1 | everything |
+//! | 2 | Events | [`Event`]s of the host that have no type of their own | 1 | everything |
+//! | 3 | End | [`Counters`] | 1 | everything |
+//! | 128 | So far | [`Counters`] at that time | 3 | the counters of a recording that has no End frame |
+//! | 129 | Change | any [`Change`] but those of Given | 3 | VMs that came, changed or ended later; with them, what guests report |
+//! | 130 | Of stream | a [`StreamId`], and events of that guest but for [`Matched`] | 3 | what guests report: they are seen from the host only |
+//! | 131 | States | [`VcpuState`]s of the host | 4 | what vCPUs did while requests were in a guest |
+//! | 132 | Starts | [`Start`]s of the host | 5 | who woke the threads |
+//! | 133 | NIC losses | [`NicLoss`]es | 6 | what NICs discarded |
+//! | 134 | Device interrupts | [`DeviceInterrupt`]s | 7 | interrupts of NICs that were given to VMs |
+//! | 135 | Matched | a [`StreamId`], and that guest's [`Matched`] | 7 | requests by NICs that were given to VMs |
+//! | 136 | Given | a [`Change`] of which NICs a VM was given | 7 | NICs that were given to VMs later |
+//! | 137 | Waits | [`Wait`]s of the host | 7 | who had the CPU in the earlier parts of a wait: whoever is named had it in the last part |
 //!
-//! A later version of the format says by `reader` which version a reader has to know at least. A reader skips frames that
-//! it does not know if their type is [`OPTIONAL`] or higher; others are necessary to understand the recording. Versions 1
-//! and 2 have no `reader`.
+//! Payloads are in postcard's encoding; those with events begin with their number, [`MAX_EVENTS`] at most (after the
+//! [`StreamId`], if there is one).
+//!
+//! Versions 4 and 5 added ways of matching ([`Matching::since`](crate::flow::Matching)), version 5 kinds of NICs, and version 7 NICs
+//! without a tap here. A recording whose header has one of them asks its reader to know it; all others are still read by readers
+//! of format version 3.
+//!
+//! A later version of the format says by `reader` which version a reader has to know at least. Versions 1 and 2 have no `reader`.
 //!
 //! A file without an End frame was cut off, or is still being written. [`Reader::new`] returns that as an error;
 //! [`Reader::unfinished`] reads what there is. So far is written now and then, so that what is in the file until there can
@@ -72,11 +79,11 @@ pub const VERSION: u16 = 7;
 /// The oldest version that is read.
 pub const OLDEST: u16 = 1;
 
-/// The longest payload of a frame, bytes.
+/// The longest payload of a frame of Events or Of stream, bytes.
 pub const MAX_FRAME: u32 = 4 << 20;
 
-/// The longest payload of a Header or End frame, bytes. It is small, because a few bytes of it can take much memory
-/// when decoded.
+/// The longest payload of a frame of any other type, bytes. It is small, because a few bytes of a header or of counters can take
+/// much memory when decoded; [`MAX_EVENTS`] of the events that have a type of their own fit into it.
 pub const MAX_HEADER: u32 = 1 << 20;
 
 /// The most events in a frame.
@@ -168,8 +175,8 @@ pub enum Error {
     },
 }
 
-/// The version that a reader has to know at least to read a recording of this: what is written has changed since version 3
-/// only by what is not in others.
+/// The oldest reader that can read this recording: 3, unless it uses a matching, a kind of NIC, or a NIC without a tap that later
+/// versions added.
 fn reader_of(meta: &Meta) -> u16 {
     let nics = || meta.vms.iter().flat_map(|vm| &vm.nics);
     let plane = if nics().all(|nic| nic.data_plane.since_version_1()) { 1 } else { 5 };

@@ -10,7 +10,8 @@ pub struct Snapshot {
     pub report: Report,
     /// How long ago the snapshot before this one was made, or the trace began, ns.
     pub interval: u64,
-    /// What was completed in this interval, for each VM of the report that has any; in their order.
+    /// What was completed in this interval, by index of `report.vms`. A VM without a completed request has `complete: 0`; the
+    /// list may be shorter than `vms`: what is missing counts as 0.
     pub recent: Vec<Recent>,
 }
 

@@ -206,7 +206,7 @@ pub struct AgentStatus {
     pub absent: Vec<String>,
     /// What is not as the policy asks for, and why; printable. Empty if all is well.
     pub problems: Vec<String>,
-    /// Changes of the host that the kernel does not tell, so that they are noticed later; printable.
+    /// Kinds of changes for which this kernel sends no event; they are found by polling. Printable.
     pub blind: Vec<String>,
 }
 

@@ -9,7 +9,7 @@ use teiji_model::resource::Class;
 use teiji_model::status::{HeldStatus, Status, Unfinished};
 
 impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
-    /// The same, but a file that cannot be read becomes part of the answer.
+    /// [`Engine::status`], but a file that cannot be read becomes part of the answer.
     pub fn status_or_damage(&self) -> Status {
         self.status().unwrap_or_else(|error| {
             let cause = std::error::Error::source(&error).map(|c| format!(": {c}")).unwrap_or_default();

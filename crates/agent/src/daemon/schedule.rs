@@ -7,9 +7,9 @@
 //!  a look failed ──► again after RETRY, which doubles up to RETRY_MOST
 //! ```
 //! After a look that took *t*, the next one waits for 4 *t*, but for 1 s at most, or for *t* if that is longer. So looking takes at
-//! most a fifth of a CPU while *t* is at most 0.25 s, and half of one however long a look takes. `idle` is 5 minutes, but 250 times the
-//! CPU time of a look if that is longer, up to 10 minutes: at rest, looking takes at most 0.4 % of a CPU while a look takes at most
-//! 2.4 s of one. If a source of hints is missing, it is 1.5 s, whatever a look costs.
+//! most a fifth of a CPU while *t* is at most 0.25 s, and half of one however long a look takes. `idle` is 5 minutes, but 250 times
+//! the CPU time of a look if that is longer, up to 10 minutes: at rest, looking takes at most 0.4 % of a CPU while a look takes at
+//! most 2.4 s of one. If a source of hints is missing, it is 1.5 s, whatever a look costs.
 //!
 //! Times are since any fixed instant. Nothing here reads a clock.
 

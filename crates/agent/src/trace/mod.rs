@@ -11,8 +11,8 @@
 //! VMs that come, change or end meanwhile are followed: another process finds them ([`follower`]), as this one gives up its
 //! privileges. A trace without any VM left waits some seconds for one, then ends.
 //!
-//! A snapshot is the report that the trace would end in now, and what was completed since the one before. Each second the recording is handed to its file, so that
-//! [`replay_unfinished`] can read it before the trace ends.
+//! A snapshot is the report that the trace would end in now, and what was completed since the one before. Each second the
+//! recording is handed to its file, so that [`replay_unfinished`] can read it before the trace ends.
 //!
 //! One thread owns everything. Memory is bounded: the ring buffer, the analyzer's windows and tables.
 mod follower;

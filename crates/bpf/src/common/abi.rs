@@ -71,7 +71,7 @@ impl Abi {
         Abi { name, pin: name, version: 1, writer, kind, key, value, entries, types }
     }
 
-    /// The same with another name of its pin.
+    /// This map with another name of its pin.
     pub(crate) const fn pinned_as(self, pin: &'static str) -> Abi {
         Abi { pin, ..self }
     }

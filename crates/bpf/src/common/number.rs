@@ -12,7 +12,7 @@ const PAGE: usize = 4096;
 /// The number of a one-element array map.
 pub(crate) struct Number(Mapping);
 
-/// The same for the process that writes it.
+/// A [`Number`] for the process that writes it.
 pub(crate) struct WritableNumber(Mapping);
 
 /// A page of a map, mapped into this process.

@@ -163,7 +163,7 @@ impl Pins {
         Ok(same == Some(true))
     }
 
-    /// The same for an agent, which must not wait for ever: a process may hang in the kernel while it writes.
+    /// [`Pins::lock`] for an agent, which must not wait for ever: a process may hang in the kernel while it writes.
     pub(crate) fn lock_within(&self, within: Duration) -> Result<Flock<File>, Error> {
         let begun = Instant::now();
         let open = || File::open(&self.folder).map_err(|e| self.failed("open", &e));
@@ -202,7 +202,7 @@ impl Pins {
         self.own_folder(&self.in_use(), until)
     }
 
-    /// The same for pins that are about to be put into use.
+    /// Becomes, as by [`Pins::own`], the owner of pins that are about to be put into use.
     pub(crate) fn own_new(&self) -> Result<Flock<File>, Error> {
         self.own_folder(&self.new_folder(), Instant::now())
     }

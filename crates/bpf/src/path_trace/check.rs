@@ -197,8 +197,8 @@ fn load_matching(flow: &Flow, matching: Matching) -> (Object, types::settings) {
     load_offered(flow, matching, true, &["vhost_add_used_n"])
 }
 
-/// The same on a kernel in which these functions can be probed. `loads`: the programs load from the kernel's memory, if this
-/// kernel lets them.
+/// As [`load_matching`], on a kernel in which these functions can be probed. `loads`: the programs load from the kernel's memory,
+/// if this kernel lets them.
 fn load_offered(
     flow: &Flow,
     matching: Matching,

@@ -374,7 +374,7 @@ static __always_inline bool is_tap(const struct net_device *dev, u32 ifindex)
 	       READ(READ(dev, nd_net.net), ns.inum) == settings.netns;
 }
 
-/* The same of a device that the verifier trusts: its fields are read without a call each. */
+/* is_tap() of a device that the verifier trusts: its fields are read without a call each. */
 static __always_inline bool is_tap_here(const struct net_device *dev)
 {
 	u32 ifindex = dev->ifindex;

@@ -39,8 +39,8 @@ use teiji_model::host::Vm;
 /// The compiled programs.
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/path_trace.bpf.o"));
 
-/// The same for kernels where a program cannot find out whether a thread is interrupted, as it cannot use their variables
-/// ([`KernelTypes::can_use_variable`]).
+/// The programs of [`OBJECT`] for kernels where a program cannot find out whether a thread is interrupted, as it cannot use their
+/// variables ([`KernelTypes::can_use_variable`]).
 static OBJECT_WITHOUT_PREEMPT_COUNT: &[u8] =
     include_bytes!(concat!(env!("OUT_DIR"), "/path_trace_plain.bpf.o"));
 
@@ -57,8 +57,8 @@ const FOR_GUESTS: [&str; 3] = ["on_print_sent", "on_print_put", "on_sched_waking
 
 /// Programs whose missed runs are not counted: each runs for every signal, round or frame of a vhost worker, so a worker that is
 /// preempted within one may make many others miss a run. Of a signal, what was missed is seen at its end or when the worker takes
-/// the next packet, and costs the packets of that signal only (see `signals.bpf.h`). Of a round (`on_handle_rx`), the depth of the queue
-/// leaves out vhost's batch if it is the worker's first; of a frame, `vhost_tx` is not divided by what the worker did.
+/// the next packet, and costs the packets of that signal only (see `signals.bpf.h`). Of a round (`on_handle_rx`), the depth of the
+/// queue leaves out vhost's batch if it is the worker's first; of a frame, `vhost_tx` is not divided by what the worker did.
 const MISSES_NOT_COUNTED: [&str; 8] = [
     "on_signal",
     "on_written",
@@ -291,7 +291,7 @@ impl Tracer {
         Tracer::start_at(setup, &|_| true)
     }
 
-    /// The same, but only the programs at the hooks that `wanted` selects are attached: to measure what each adds.
+    /// [`Tracer::start`], but only the programs at the hooks that `wanted` selects are attached: to measure what each adds.
     #[doc(hidden)]
     pub fn start_at(setup: &Setup<'_>, wanted: &dyn Fn(&Hook) -> bool) -> Result<Tracer, Error> {
         let kernel = KernelTypes::load()?;

@@ -125,7 +125,7 @@ impl Targets {
         done
     }
 
-    /// The same; in part if it fails.
+    /// Follows a VM as [`Targets::set`] does, but in part if it fails.
     fn change(&mut self, vm: &Vm) -> Result<(), Error> {
         let former = self.now.insert(vm.pid, vm.clone());
         for nic in former.iter().flat_map(|vm| &vm.nics) {

@@ -11,7 +11,7 @@ pub(super) fn read(root: &Root, path: &str) -> Result<String, Errno> {
     root.read(path).map(|bytes| trimmed(&bytes)).map_err(of_rustix)
 }
 
-/// The same of a file below an open directory.
+/// [`read`] of a file below an open directory.
 pub(super) fn read_in(dir: &Dir, path: &str) -> Result<String, Errno> {
     dir.read(path).map(|bytes| trimmed(&bytes)).map_err(of_rustix)
 }

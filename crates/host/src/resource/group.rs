@@ -61,7 +61,7 @@ fn present(hierarchy: &Hierarchy, task: Task) -> Result<String, ResourceError> {
     only(&hierarchy.of_threads(task.id), task)
 }
 
-/// The same, if these are the groups of its threads.
+/// What [`present`] returns if these are the groups of its threads.
 fn only(groups: &BTreeSet<String>, task: Task) -> Result<String, ResourceError> {
     let mut groups = groups.iter();
     let group = groups.next().ok_or_else(|| gone(task))?;

@@ -35,7 +35,7 @@ impl Groups {
         self.follow_at(wanted, &|group| root.path(&hierarchy.path(group, "")));
     }
 
-    /// The same; `path` is where a group is.
+    /// [`Groups::follow`], where `path` says where a group is.
     fn follow_at(&mut self, wanted: &BTreeSet<String>, path: &dyn Fn(&str) -> PathBuf) {
         let gone: Vec<String> =
             self.watched.keys().filter(|group| !wanted.contains(*group)).cloned().collect();

@@ -79,8 +79,8 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Opens all sources that this kernel has and this process may use; says of each other one what it is and why it is
-    /// missing. Process events need `CAP_NET_ADMIN`.
+    /// Opens all sources that this kernel has and this process may use. Returns the sources that are missing, each with the
+    /// reason. Process events need `CAP_NET_ADMIN`.
     pub fn open() -> (Watch, Vec<String>) {
         let mut missing = Vec::new();
         let mut kept = |what: &str, why: io::Error| missing.push(format!("{what}: {why}"));

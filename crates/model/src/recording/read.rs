@@ -45,8 +45,8 @@ impl<R: Read> Reader<R> {
         Reader::begin(input, false)
     }
 
-    /// The same for a recording that is still being written or was cut off: it is read up to its last complete frame, and
-    /// the counters are the last ones that are in it.
+    /// Reads the header of a recording that may still be being written, or may have been cut off: it is read up to its last complete
+    /// frame, and the counters are the last ones that are in it.
     ///
     /// # Errors
     /// Any of [`Error`]; [`Error::Truncated`] only if not even the header is complete.

@@ -286,7 +286,7 @@ fn a_signal_of_which_all_was_skipped_is_told_when_the_worker_takes_the_next_pack
     suppressed(&mut host);
 }
 
-/// The same, and then the worker is idle: the next packet may be one that no trace follows, and its interrupt is sent.
+/// After such a signal the worker is idle: the next packet may be one that no trace follows, and its interrupt is sent.
 #[test]
 fn a_signal_of_which_all_was_skipped_is_told_although_the_worker_slept_since() {
     use Happening::{BeginsRound, Sends, SignalsSentFrames, Takes};

@@ -1,5 +1,5 @@
-//! Who is named for the waits of threads, and what is told of vCPUs, in the kernel, on schedules made for it. The kernel half draws its random
-//! numbers from a fixed start, so each run gives the same.
+//! Who is named for the waits of threads, and what is told of vCPUs, in the kernel, on schedules made for it. The kernel half draws
+//! its random numbers from a fixed start, so each run gives the same.
 
 use super::{clock, load, load_offered, types};
 use crate::object::bytes_of;
@@ -162,7 +162,7 @@ pub(super) fn telling() -> Host {
     telling_on(Host::new())
 }
 
-/// The same on a kernel in which the write to a guest's ring cannot be probed.
+/// The host of [`telling`] on a kernel in which the write to a guest's ring cannot be probed.
 pub(super) fn telling_without_writes() -> Host {
     telling_on(Host::of(load_offered(&Flow::default(), Matching::Echo, true, &[]).0))
 }
