@@ -320,6 +320,30 @@ fn an_agent_starts_whatever_is_missing_of_the_pins() {
     }
 }
 
+/// systemd lets the agent make only the namespaces that its unit lists, and no test runs under it.
+#[test]
+fn the_unit_allows_the_namespaces_that_the_agent_makes() {
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let unit = fs::read_to_string(root.join("dist/teiji-agent.service")).unwrap();
+    let allowed = unit.lines().find_map(|line| line.strip_prefix("RestrictNamespaces=")).unwrap();
+    let mut made = std::collections::BTreeSet::new();
+    let mut folders = vec![root.join("crates/host/src"), root.join("crates/agent/src"), root.join("crates/bpf/src")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if entry.is_dir() {
+                folders.push(entry);
+            } else {
+                let text = fs::read_to_string(&entry).unwrap_or_default();
+                made.extend(text.split("CloneFlags::CLONE_NEW").skip(1).map(|rest| {
+                    rest.chars().take_while(char::is_ascii_uppercase).collect::<String>().to_lowercase()
+                }));
+            }
+        }
+    }
+    assert!(made.contains("net"), "{made:?}");
+    assert_eq!(made.into_iter().collect::<Vec<_>>().join(" "), allowed);
+}
+
 /// About the unit file: systemd must always start the agent again.
 #[test]
 fn systemd_starts_the_agent_however_often_it_ends() {
