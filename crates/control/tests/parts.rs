@@ -93,14 +93,38 @@ fn what_is_not_there_is_left_out_and_said() {
     assert!(plan(&none.policy, &with(&[], &[]), &Held::default()).is_ok());
     assert!(none.policy.vms.is_empty() && none.policy.host.halt_poll.is_some());
 
-    // Two VMs of one name: it is not known which one is meant.
-    let two = present(
-        &policy,
-        &with(&[("sip1", 100), ("sip1", 300), ("sip2", 200)], &["eth0", "eth1"]),
-        nothing_known(),
-    );
-    assert_eq!(two.policy.vms.len(), 1);
-    assert!(two.absent[0].contains("say which"), "{:?}", two.absent);
+}
+
+/// A process that calls itself like a running VM takes nothing from it: which one is meant is a problem, and what is held stays.
+#[test]
+fn what_is_held_for_a_vm_stays_while_another_one_has_its_name() {
+    let policy = whole();
+    let links = ["eth0", "eth1"];
+    let thread = Resource::ThreadScheduling(task(101));
+    let ours = Value::Scheduling(Scheduling::Fifo { priority: 10 });
+    let hold = Hold {
+        whose: "x".into(),
+        original: Value::Scheduling(common::DEFAULT),
+        value: ours.clone(),
+        since: 0,
+        reason: "y".into(),
+    };
+    let held = Held { settings: BTreeMap::from([(thread.clone(), hold)]) };
+    for known in [nothing_known(), None] {
+        let mut both = with(&[("sip1", 100), ("sip1", 300), ("sip2", 200)], &links);
+        both.settings.insert(thread.clone(), ours.clone());
+        let two = present(&policy, &both, known);
+        let made = possible(&two.policy, &both, &held);
+        assert!(made.plan.steps.iter().all(|step| step.setting != thread), "{:?}", made.plan.steps);
+        let problems: Vec<String> = made.problems.iter().map(ToString::to_string).collect();
+        assert!(problems.iter().any(|text| text.contains("say which")), "{problems:?}");
+        assert!(two.newcomers.values().all(|(name, _)| name == "sip2"), "{:?}", two.newcomers);
+        // The other sections are kept all the same.
+        assert!(made.plan.steps.iter().any(|step| step.whose.contains("sip2")), "{:?}", made.plan.steps);
+        // Once only the other one is left, the first one's setting goes with its thread.
+        let gone = present(&policy, &with(&[("sip2", 200)], &links), known);
+        assert!(!possible(&gone.policy, &with(&[("sip2", 200)], &links), &held).plan.steps.is_empty());
+    }
 }
 
 /// A channel without a link leaves by the only one of the policy, and is not moved to another when that one is gone.

@@ -104,9 +104,25 @@ pub(super) fn process_id(name: &str) -> Option<&str> {
     name.strip_prefix("pid:")
 }
 
+/// Why a name means no VM.
+pub(super) enum NotMeant {
+    /// There is none.
+    Absent(String),
+    /// There are several.
+    Ambiguous(String),
+}
+
+impl From<NotMeant> for String {
+    fn from(why: NotMeant) -> String {
+        match why {
+            NotMeant::Absent(why) | NotMeant::Ambiguous(why) => why,
+        }
+    }
+}
+
 /// The VM that a section means. `pid:N` is always a process id: otherwise a VM with such a name could be mistaken for
 /// another.
-pub(super) fn vm<'a>(name: &str, host: HostAndHeld<'a>) -> Result<&'a ObservedVm, String> {
+pub(super) fn vm<'a>(name: &str, host: HostAndHeld<'a>) -> Result<&'a ObservedVm, NotMeant> {
     let observed = host.observed;
     let by_pid = process_id(name);
     let found: Vec<&ObservedVm> = observed
@@ -119,22 +135,23 @@ pub(super) fn vm<'a>(name: &str, host: HostAndHeld<'a>) -> Result<&'a ObservedVm
         .collect();
     match found[..] {
         [one] => Ok(one),
-        [] if by_pid.is_none() && !others(name, host).is_empty() => Err(format!(
+        [] if by_pid.is_none() && !others(name, host).is_empty() => Err(NotMeant::Absent(format!(
             "a process calls itself `{}`, but nothing confirms that name: {}; if that is the VM you mean, add its \
              user to `vm_users` of [host], or name it by its process id, as in [vm.\"pid:1234\"]",
             shown(name),
             others(name, host).join("; ")
-        )),
+        ))),
         [] => {
             let names = observed.vms.iter().map(|o| o.vm.name.as_str());
-            Err(format!("there is no VM `{}`; {}", shown(name), there_is("VM", name, names)))
+            Err(NotMeant::Absent(format!("there is no VM `{}`; {}", shown(name), there_is("VM", name, names))))
         }
         _ => {
             let mut pids: Vec<u32> = found.iter().map(|o| o.vm.pid).collect();
             pids.sort_unstable();
             let sections: Vec<String> = pids.iter().map(|pid| format!("[vm.\"pid:{pid}\"]")).collect();
             let (name, count) = (shown(name), found.len());
-            Err(format!("{count} VMs are named `{name}`; say which: {}", sections.join(" or ")))
+            let which = sections.join(" or ");
+            Err(NotMeant::Ambiguous(format!("{count} VMs are named `{name}`; say which: {which}")))
         }
     }
 }

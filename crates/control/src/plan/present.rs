@@ -1,6 +1,7 @@
 //! The part of a policy that can be planned on a host as it is now: a daemon keeps a policy while VMs and links come and
 //! go, so a section that means none of them at present is no mistake.
 
+use super::names::NotMeant;
 use super::{HostAndHeld, Rest, names};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -58,7 +59,8 @@ fn id(name: &str, vm: &ObservedVm, boot: &str) -> VmId {
     }
 }
 
-/// Leaves out the sections of VMs and links that are not there or cannot be told apart, and the channels of such links.
+/// Leaves out the sections of VMs and links that are not there, and the channels of such links. A section whose VM cannot be told
+/// from another one of its name stays: that is a problem of the plan, so that what is held for it stays as it is.
 /// With `known`, another VM of a name that a VM was meant by before is not meant, and a process id means only the process
 /// that had it when the policy was applied. Without, it means whoever has it, who has to be there.
 pub fn present(policy: &Policy, observed: &Observed, known: Option<Known<'_>>) -> Present {
@@ -79,7 +81,10 @@ pub fn present(policy: &Policy, observed: &Observed, known: Option<Known<'_>>) -
     let has_vm = |name: &Located<String>| -> Result<(), String> {
         let Some(known) = known else {
             let by_id = names::process_id(&name.value).is_some();
-            return if by_id { Ok(()) } else { names::vm(&name.value, host).map(drop) };
+            return match names::vm(&name.value, host) {
+                Err(NotMeant::Absent(why)) if !by_id => Err(why),
+                _ => Ok(()),
+            };
         };
         if others.contains(name.value.as_str()) {
             return Err(
@@ -88,7 +93,11 @@ pub fn present(policy: &Policy, observed: &Observed, known: Option<Known<'_>>) -
                     .to_owned(),
             );
         }
-        let found = names::vm(&name.value, host)?;
+        let found = match names::vm(&name.value, host) {
+            Ok(found) => found,
+            Err(NotMeant::Absent(why)) => return Err(why),
+            Err(NotMeant::Ambiguous(_)) => return Ok(()),
+        };
         let now = id(&name.value, found, known.boot);
         match known.vms.get(&name.value) {
             Some(before) if !before.may_be(&now) => Err(format!(
