@@ -50,6 +50,11 @@ pub enum Error {
         /// What does not work.
         consequence: String,
     },
+    /// Nothing can be pinned in this folder.
+    #[error(
+        "{} is in no BPF file system, so no channel can have a deadline; run `mount -t bpf bpf /sys/fs/bpf`", .0.display()
+    )]
+    NoBpfFileSystem(PathBuf),
     /// Pins are missing or are not teiji's, and links may have the qdisc.
     #[error(
         "what is pinned in {folder} is incomplete or not teiji's ({why}), so links that have the qdisc cannot be served: run \

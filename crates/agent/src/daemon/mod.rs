@@ -34,6 +34,7 @@
 //! | `reconciler` | keeps the policy in force |
 //! | `reload` | the looks that SIGHUP asks for, one at a time |
 //! | `schedule` | when the reconciler looks at the host |
+//! | `backoff` | when it tries again what it could not do |
 //! | [`protocol`] | what can be asked of an agent, and who may ask |
 //! | [`front`] | the process that clients talk to |
 //! | `claim` | only one agent keeps a state directory |
@@ -44,6 +45,7 @@
 //! | [`client`] | asks an agent |
 //! | `wire` | the form of messages |
 
+mod backoff;
 mod child;
 mod claim;
 pub mod client;
@@ -129,8 +131,8 @@ pub struct Signals<'a> {
 /// Runs the agent until signals ask for its end.
 ///
 /// # Errors
-/// If another agent keeps the pins, or the kernel does not accept the qdisc although it has BPF qdiscs. Errors in the
-/// state directory, and pins that are missing, are logged.
+/// If another agent keeps the pins. Errors in the state directory, pins that are missing, and a kernel that does not accept the
+/// qdisc although it has BPF qdiscs, are logged.
 pub fn run(places: Places<'_>, signals: Signals<'_>) -> Result<(), Error> {
     let mut qdisc = Qdisc::acquire(places.pins)?;
     let claim = Arc::new(Claim::on(places.state));
@@ -157,7 +159,7 @@ pub fn run(places: Places<'_>, signals: Signals<'_>) -> Result<(), Error> {
         if check_at <= Instant::now() {
             check_at = Instant::now() + CHECK_INTERVAL;
             supervisor.check();
-            if let Err(error) = qdisc.check() {
+            if let Err(error) = qdisc.check(Instant::now()) {
                 break Err(error);
             }
             let [front, front_check] = supervisor.threads();

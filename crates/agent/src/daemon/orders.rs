@@ -103,6 +103,11 @@ impl Orders {
         Arc::new(Orders { reconciler, traces, changing, reading, status, all_traces })
     }
 
+    /// This agent keeps the state directory from now on.
+    pub(super) fn claimed(&self) {
+        self.reconciler.wake();
+    }
+
     /// How many orders of a sort are carried out: of those that change something, or of those that read.
     fn running(&self, changes: bool) -> &AtomicUsize {
         if changes { &self.changing } else { &self.reading }

@@ -4,15 +4,17 @@
 //! ```text
 //!  start ──► kept ──(no link has the former one any more)──► kept: this build's ──► end
 //!    ├──► damaged: pins are missing, and links may have it ──(tries again every time)──► kept
+//!    ├──► refused by the kernel, or nowhere to pin it ──(tries again, more and more seldom)──► kept
 //!    └──► none: the kernel has no BPF qdiscs
 //! ```
 //! Whatever is wrong with the pins, the policy is kept: an agent that did not start because of them would neither keep it nor
 //! say in `teiji status` what is wrong.
 
-use super::Error;
 use super::heartbeat::HeartbeatThread;
 use super::pin_watch::PinWatch;
+use super::{Error, backoff};
 use std::path::Path;
+use std::time::{Duration, Instant};
 use teiji_bpf::qdisc_edf::{HEARTBEAT_TIMEOUT, Programs, QdiscOwner};
 use teiji_model::text;
 
@@ -20,39 +22,62 @@ pub(super) struct Qdisc<'a> {
     pins: &'a Path,
     watch: PinWatch<'a>,
     kept: Option<(QdiscOwner, HeartbeatThread)>,
-    /// What is wrong with the pins, if that is why it is not kept.
-    damage: Option<String>,
+    /// Why it is not kept, if that may change.
+    damage: Option<Damage>,
+    acquire: Acquire,
+}
+
+type Acquire = fn(&Path) -> Result<QdiscOwner, teiji_bpf::Error>;
+
+/// Why the qdisc is not kept.
+struct Damage {
+    why: String,
+    /// Before it is tried again; `None`: each time.
+    pause: Option<Duration>,
+    tried: Instant,
 }
 
 impl<'a> Qdisc<'a> {
     /// # Errors
-    /// If another agent keeps the pins, or the kernel does not accept the qdisc although it has BPF qdiscs.
+    /// If another agent keeps the pins.
     pub(super) fn acquire(pins: &'a Path) -> Result<Qdisc<'a>, Error> {
-        let mut qdisc = Qdisc { pins, watch: PinWatch::new(pins), kept: None, damage: None };
-        qdisc.try_acquire()?;
+        Qdisc::acquire_by(pins, QdiscOwner::acquire)
+    }
+
+    fn acquire_by(pins: &'a Path, acquire: Acquire) -> Result<Qdisc<'a>, Error> {
+        let mut qdisc = Qdisc { pins, watch: PinWatch::new(pins), kept: None, damage: None, acquire };
+        qdisc.try_acquire(Instant::now())?;
         Ok(qdisc)
     }
 
-    fn try_acquire(&mut self) -> Result<(), Error> {
+    fn try_acquire(&mut self, now: Instant) -> Result<(), Error> {
         let former = self.damage.take();
-        match QdiscOwner::acquire(self.pins) {
+        match (self.acquire)(self.pins) {
             Ok(owner) => {
                 let heartbeat = HeartbeatThread::start(owner.heartbeat())?;
                 warn_of_other(&owner);
                 if former.is_some() {
-                    tracing::info!("the pins are as they should be again: the agent keeps deadlines");
+                    tracing::info!("the qdisc can be kept again: the agent keeps deadlines");
                 }
                 self.kept = Some((owner, heartbeat));
             }
             Err(why @ (teiji_bpf::Error::Missing { .. } | teiji_bpf::Error::NoBtf)) => {
                 tracing::info!("{why}; the agent keeps the policy only, and channels by HFSC need no agent");
             }
-            Err(why @ (teiji_bpf::Error::Damaged { .. } | teiji_bpf::Error::Kernel { .. })) => {
-                let why = why.to_string();
-                if former.as_ref() != Some(&why) {
-                    tracing::error!("{why}; meanwhile it keeps the rest of the policy");
+            Err(
+                error @ (teiji_bpf::Error::Damaged { .. }
+                | teiji_bpf::Error::Kernel { .. }
+                | teiji_bpf::Error::NoBpfFileSystem(_)),
+            ) => {
+                // Links wait for the heartbeat of damaged pins. The others have the kernel verify programs each time.
+                let seldom = !matches!(error, teiji_bpf::Error::Damaged { .. });
+                let before = former.as_ref().and_then(|former| former.pause);
+                let why = error.to_string();
+                if former.is_none_or(|former| former.why != why) {
+                    tracing::error!("{why}; meanwhile the agent keeps the rest of the policy");
                 }
-                self.damage = Some(why);
+                let pause = seldom.then(|| backoff::longer(before));
+                self.damage = Some(Damage { why, pause, tried: now });
             }
             Err(error) => return Err(error.into()),
         }
@@ -73,9 +98,10 @@ impl<'a> Qdisc<'a> {
     ///
     /// # Errors
     /// If others have the pins now; those of [`Qdisc::acquire`].
-    pub(super) fn check(&mut self) -> Result<(), Error> {
-        if self.damage.is_some() {
-            return self.try_acquire();
+    pub(super) fn check(&mut self, now: Instant) -> Result<(), Error> {
+        if let Some(damage) = &self.damage {
+            let waits = damage.pause.is_some_and(|pause| now < damage.tried + pause);
+            return if waits { Ok(()) } else { self.try_acquire(now) };
         }
         let Some(former) = self.kept.take() else { return Ok(()) };
         let mut now = renew(former, self.pins)?;
@@ -144,5 +170,53 @@ fn warn_of_other(owner: &QdiscOwner) {
             "{links} {have} channels, and some of what teiji had pinned for them is gone or is not teiji's ({why}): the agent \
              keeps them going as they are; `teiji rollback --force` and `teiji apply` replace them"
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// A kernel that refuses the qdisc is asked less and less often: each time it verifies the programs, in the thread that tells
+    /// systemd that the agent is alive.
+    #[test]
+    fn a_kernel_that_refuses_the_qdisc_is_asked_more_and_more_seldom() {
+        static ASKED: AtomicU32 = AtomicU32::new(0);
+        let refuse = |_: &Path| {
+            ASKED.fetch_add(1, Ordering::SeqCst);
+            Err(teiji_bpf::Error::Kernel { doing: "load the deadline qdisc".into(), reason: "no".into() })
+        };
+        let begun = Instant::now();
+        let mut qdisc = Qdisc::acquire_by(Path::new("/nowhere"), refuse).unwrap();
+        for second in 1..600 {
+            qdisc.check(begun + Duration::from_secs(second)).unwrap();
+        }
+        // At 0, 1, 3, 7, 15, 31, 63 s, and then each minute.
+        let asked = ASKED.load(Ordering::SeqCst);
+        assert!((14..=17).contains(&asked), "{asked}");
+        assert!(qdisc.lives() && qdisc.owner().is_none());
+    }
+
+    #[test]
+    fn damaged_pins_are_looked_at_each_time() {
+        static ASKED: AtomicU32 = AtomicU32::new(0);
+        let refuse = |folder: &Path| {
+            ASKED.fetch_add(1, Ordering::SeqCst);
+            Err(teiji_bpf::Error::Damaged { folder: folder.to_owned(), why: "no".into() })
+        };
+        let mut qdisc = Qdisc::acquire_by(Path::new("/nowhere"), refuse).unwrap();
+        for _ in 0..20 {
+            qdisc.check(Instant::now()).unwrap();
+        }
+        assert_eq!(ASKED.load(Ordering::SeqCst), 21);
+    }
+
+    /// The policy is kept all the same.
+    #[test]
+    fn without_a_bpf_file_system_the_agent_goes_on() {
+        let none = |folder: &Path| Err(teiji_bpf::Error::NoBpfFileSystem(folder.to_owned()));
+        let qdisc = Qdisc::acquire_by(Path::new("/nowhere"), none).unwrap();
+        assert!(qdisc.lives() && qdisc.owner().is_none());
     }
 }

@@ -12,6 +12,7 @@
 //! A thread of its own does this, with the agent's privileges. If a write to the host hangs, this thread hangs; nothing
 //! else does. Its state is what [`Reconciler::status`] shows, and may be asked for at any time.
 
+use super::backoff::Failed;
 use super::claim::Claim;
 use super::schedule::Schedule;
 use crate::apply::clock::{Clock, SystemClock};
@@ -73,8 +74,8 @@ struct Shared {
     status: AgentStatus,
     /// When the look that is in progress began.
     looking: Option<Instant>,
-    /// The parts that could not be carried out at the last look.
-    failed: BTreeSet<String>,
+    /// The parts that could not be carried out when they were last tried, by name.
+    failed: BTreeMap<String, Failed>,
     /// How many looks have begun and ended.
     begun: u64,
     ended: u64,
@@ -98,10 +99,10 @@ struct Look {
     again: bool,
     /// The host was not compared with the policy: what was known of it still holds.
     unfinished: bool,
-    /// Whether it has written the state itself.
+    /// Whether it has written the state itself, whatever came of that.
     written: bool,
-    /// The parts that could not be carried out.
-    failed: BTreeSet<String>,
+    /// The parts that could not be carried out, by name, those included that are not to be tried yet.
+    failed: BTreeMap<String, Failed>,
 }
 
 impl Reconciler {
@@ -182,7 +183,8 @@ impl Reconciler {
         Ok(shared.status.problems.clone())
     }
 
-    fn wake(&self) {
+    /// Looks at the host soon.
+    pub(super) fn wake(&self) {
         // If the buffer is full, it will wake up.
         let _ = (&self.wake).write(&[0]);
     }
@@ -254,7 +256,7 @@ impl Reconciler {
                 again: true,
                 ..Look::default()
             });
-            own = look.written || look.changed > 0;
+            own = look.written;
             watch.follow_groups(&look.groups);
             let vms = look.threads.keys().copied().collect();
             schedule.looked(begun, now(), cpu_time().saturating_sub(cpu), vms, look.again);
@@ -262,6 +264,7 @@ impl Reconciler {
             if let Some(left) = look.lease_left {
                 schedule.at(now() + left + GRACE);
             }
+            look.failed.values().for_each(|failed| schedule.at(failed.until));
             self.show(look, now() - begun);
         }
     }
@@ -354,16 +357,20 @@ impl Reconciler {
         self.carry_out(&mut changes, observed, &seen.held, look)
     }
 
-    /// A part could not be carried out. That is a problem if it is so twice in a row: a VM may have ended, or a thread may
-    /// have started, after the host was observed.
+    /// How a part has failed, if it is not to be tried again yet.
+    fn waits(&self, part: &Part) -> Option<Failed> {
+        let now = self.begun.elapsed();
+        self.shared().failed.get(&part.name).filter(|failed| failed.waits(&part.steps, now)).cloned()
+    }
+
+    /// A part could not be carried out.
     fn failed(&self, part: &Part, why: &str, look: &mut Look) {
-        if self.shared().failed.contains(&part.name) {
-            look.problems.push(printable(&format!("{}: {why}", part.name)));
-        } else {
-            tracing::debug!("{}: {why}; the agent looks again", part.name);
+        let before = self.shared().failed.get(&part.name).cloned();
+        let failed = Failed::new(before.as_ref(), why, &part.steps, self.begun.elapsed());
+        if !failed.told {
+            tracing::debug!("{}: {why}; the agent tries it again", part.name);
         }
-        look.failed.insert(part.name.clone());
-        look.again = true;
+        look.fails(&part.name, failed);
     }
 
     /// Carries out the parts of a plan that can be.
@@ -385,6 +392,8 @@ impl Reconciler {
                     part.name,
                     part.foreign.join(", ")
                 ));
+            } else if let Some(failed) = self.waits(&part) {
+                look.fails(&part.name, failed);
             } else if !whole.first.is_empty() && has_channels(&part) {
                 look.problems.push(printable(&format!("{}: {}", part.name, whole.first.join("; "))));
                 look.again = true;
@@ -395,6 +404,7 @@ impl Reconciler {
         if possible.is_empty() {
             return Ok(());
         }
+        look.written = true;
         let all: BTreeSet<usize> = (0..possible.len()).collect();
         match changes.make(&possible, &all) {
             Ok(changed) => look.changed += changed,
@@ -412,6 +422,16 @@ impl Reconciler {
             }
         }
         Ok(())
+    }
+}
+
+impl Look {
+    /// A part is not as the policy asks for, because this failed.
+    fn fails(&mut self, name: &str, failed: Failed) {
+        if failed.told {
+            self.problems.push(printable(&format!("{name}: {}", failed.why)));
+        }
+        self.failed.insert(name.to_owned(), failed);
     }
 }
 

@@ -161,12 +161,18 @@ fn supervise(socket: &Path, orders: &Arc<Orders>, claim: &Claim, shared: &Shared
     }
     let mut pause = RETRY;
     let mut listener = None;
+    let mut ours = true;
     while !stop.load(Ordering::SeqCst) {
         let begun = Instant::now();
-        if !claim.is_ours().unwrap_or(false) {
+        let before = std::mem::replace(&mut ours, claim.is_ours().unwrap_or(false));
+        if !ours {
             // The reconciler reports it.
             std::thread::sleep(RETRY);
             continue;
+        }
+        if !before {
+            // The agent before this one may have ended long after the reconciler had last tried.
+            orders.claimed();
         }
         let served = listen_again(&mut listener, socket, shared).and_then(|l| serve(&l, orders, shared));
         if stop.load(Ordering::SeqCst) {

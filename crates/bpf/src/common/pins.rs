@@ -91,9 +91,7 @@ impl Pins {
         }
         let there = self.folder.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/"));
         if !statfs(there).is_ok_and(|fs| fs.filesystem_type() == BPF_FS_MAGIC) {
-            return Err(refuse(format!(
-                "{at} is in no BPF file system, so no channel can have a deadline; run `mount -t bpf bpf /sys/fs/bpf`"
-            )));
+            return Err(Error::NoBpfFileSystem(self.folder.clone()));
         }
         let make = |path: &Path| std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
         make(&self.folder).map_err(|e| self.failed("make", &e))?;

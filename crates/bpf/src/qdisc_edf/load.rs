@@ -24,7 +24,7 @@ impl Edf {
     ///
     /// # Errors
     /// [`Error::NoBtf`]; [`Error::Missing`] if the kernel has no BPF qdiscs (they came with Linux 6.16);
-    /// [`Error::NotPermitted`]; [`Error::Refused`] if `folder` is not in a BPF file system, or has pins already;
+    /// [`Error::NotPermitted`]; [`Error::NoBpfFileSystem`]; [`Error::Refused`] if `folder` has pins already;
     /// [`Error::Kernel`] if the kernel refuses, for example since another process has registered the kind.
     pub fn load(folder: &Path) -> Result<(Edf, Vec<Verified>), Error> {
         supported()?;

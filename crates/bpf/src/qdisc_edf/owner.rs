@@ -156,7 +156,7 @@ impl QdiscOwner {
     /// the process has to be the user who owns the folder.
     ///
     /// # Errors
-    /// [`Error::Refused`] if the folder has another process's pins, or is in no BPF file system; [`Error::Kernel`].
+    /// [`Error::Refused`] if the folder has another process's pins; [`Error::NoBpfFileSystem`]; [`Error::Kernel`].
     pub fn repin(&mut self) -> Result<(), Error> {
         // What is left of the pins stays in use until the new ones are complete.
         let _lock = self.pins.prepare_if(|| Ok(self.pin_state()? == PinState::Missing))?;
