@@ -1,11 +1,16 @@
 //! Writes a recording to disk so that an unfinished one is never taken for a complete one.
 use crate::output::Output;
+use nix::sys::statvfs::fstatvfs;
 use std::fs::File;
 use std::io::BufWriter;
 use teiji_model::event::Event;
 use teiji_model::recording::{Error, Writer};
 use teiji_model::report::{Counters, Meta};
 use teiji_model::stream::Change;
+
+/// A file system with less than this part of it free, and less than so many bytes, is nearly full.
+const RESERVED_PART: u64 = 20;
+const RESERVED: u64 = 1 << 30;
 
 /// A recording being written.
 pub(crate) struct Recorder {
@@ -34,6 +39,14 @@ impl Recorder {
     /// Hands everything so far to the file: it can be read as unfinished until here.
     pub(crate) fn sync(&mut self, counters: &Counters) -> Result<(), Error> {
         self.writer.sync(counters)
+    }
+
+    /// How many bytes are free in the file system of the recording, if it is nearly full.
+    pub(crate) fn nearly_full(&self) -> Option<u64> {
+        let found = fstatvfs(self.output.file()).ok()?;
+        let (free, all) = (found.blocks_available() as u64, found.blocks() as u64);
+        let bytes = free.saturating_mul(found.fragment_size() as u64);
+        (free < all / RESERVED_PART && bytes < RESERVED).then_some(bytes)
     }
 
     /// Completes the recording and gives it its name. If it is dropped instead, the file is removed.

@@ -61,7 +61,7 @@ pub use nic_counters::NicCounters;
 pub use resource::{Devices, Settings};
 pub use root::Root;
 pub use rtnl::lists_requested;
-pub use task::task;
+pub use task::{process_with, task};
 
 use std::path::PathBuf;
 use teiji_model::host::{Requirement, Vm};

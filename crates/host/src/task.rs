@@ -4,7 +4,7 @@
 //! all others, so the time between reading the start time and the system call that follows is too short for an id to
 //! be reused.
 
-use crate::root::{Dir, Root};
+use crate::root::{self, Dir, Root};
 use teiji_model::resource::{ResourceError, Task};
 
 /// `PF_EXITING` of `include/linux/sched.h`: the thread is ending. When its process is moved into another control group,
@@ -18,6 +18,22 @@ const PF_KTHREAD: u64 = 0x0020_0000;
 pub fn task(root: &Root, id: u32) -> Option<Task> {
     // Not `/proc/<id>/stat`: for that the kernel adds up the times of all threads of the process (`do_task_stat()`).
     root.text(&format!("proc/{id}/task/{id}/stat")).map(Stat)?.task(id)
+}
+
+/// The process whose command line has these arguments, one after the other; `None` if there is none, or several. Every user can
+/// start such a process.
+pub fn process_with(arguments: &[&[u8]]) -> Option<Task> {
+    let root = Root::default();
+    let wanted: Vec<u8> = arguments.iter().flat_map(|word| word.iter().copied().chain([0])).collect();
+    let has_them = |id: u32| {
+        let line = std::fs::read(root.path(&format!("proc/{id}/cmdline"))).unwrap_or_default();
+        // Each word ends with a 0, so they begin after one.
+        line.windows(wanted.len() + 1).any(|part| part[0] == 0 && part[1..] == wanted[..])
+    };
+    let ids = root::list(&root.path("proc")).unwrap_or_default().into_iter();
+    let mut found = ids.filter_map(|name| name.parse().ok()).filter(|id| has_them(*id));
+    let only = found.next().filter(|_| found.next().is_none())?;
+    task(&root, only)
 }
 
 /// Ok if the thread is still the same one.

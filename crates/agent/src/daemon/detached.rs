@@ -13,6 +13,12 @@
 //! A trace begins only when its `N.json` is there: until then it waits for a byte from the agent, and ends if that one does.
 //! So no trace runs that cannot be listed and ended, even if the agent is killed while it starts one.
 //!
+//! If its `N.json` is damaged, its process is found by its command line, which has the name of its recording: it is listed, can be
+//! ended and removed, and counts, all the same.
+//!
+//! A trace ends, and completes its recording, when the file system of the recordings is nearly full: that of the state directory,
+//! which is needed to change settings.
+//!
 //! A number is not used again while any file of it is there: an agent that is killed while it starts a trace leaves its log.
 //!
 //! A trace is told to end by SIGTERM, however often: `--of-agent` has it complete its recording nevertheless. It has a process
@@ -31,13 +37,14 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use teiji_host::{Root, kernel, task};
+use teiji_host::{Root, kernel, process_with, task};
 use teiji_model::flow::{Direction, Flow, Matching};
 use teiji_model::resource::Task;
 use teiji_model::status::TraceStatus;
@@ -120,11 +127,18 @@ struct Kept {
 }
 
 impl Kept {
-    /// Whether the trace still runs.
-    fn runs(&self) -> bool {
+    /// The process of the trace, while it runs.
+    fn process(&self) -> Option<Task> {
         let same_boot = self.boot.is_empty() || kernel::boot_id().is_ok_and(|now| now == self.boot);
-        same_boot && task(&Root::default(), self.process.id) == Some(self.process)
+        Some(self.process).filter(|process| same_boot && task(&Root::default(), process.id) == Some(*process))
     }
+}
+
+/// A trace whose `N.json` is there.
+enum Known {
+    Kept(Kept),
+    /// The file cannot be read, for this reason.
+    Damaged(String),
 }
 
 /// The traces of a state directory.
@@ -252,23 +266,46 @@ impl Traces {
         Ok(all)
     }
 
-    fn kept(&self, number: u32) -> Option<Kept> {
-        serde_json::from_reader(File::open(self.path(number, "json")).ok()?).ok()
+    /// What is known of a trace; `None` if there is none.
+    fn known(&self, number: u32) -> Option<Known> {
+        let path = self.path(number, "json");
+        let damaged = |why: String| Known::Damaged(format!("{} cannot be read: {why}", path.display()));
+        match fs::read(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+            Err(e) => Some(damaged(e.to_string())),
+            Ok(text) => Some(serde_json::from_slice(&text).map_or_else(|e| damaged(e.to_string()), Known::Kept)),
+        }
+    }
+
+    /// The process of a trace, while it runs.
+    fn process(&self, number: u32, known: &Known) -> Option<Task> {
+        match known {
+            Known::Kept(kept) => kept.process(),
+            Known::Damaged(_) => {
+                let recording = self.path(number, "teiji");
+                process_with(&[b"--of-agent", b"--record", recording.as_os_str().as_bytes()])
+            }
+        }
     }
 
     fn status(&self, number: u32) -> Option<TraceStatus> {
-        let kept = self.kept(number)?;
+        let known = self.known(number)?;
         // Before the look for the recording, which is there when it ends.
-        let running = kept.runs();
+        let running = self.process(number, &known).is_some();
         let complete = self.path(number, "teiji").exists();
-        Some(TraceStatus {
-            number,
-            vms: kept.order.vms,
-            flow: kept.order.flow,
-            started: kept.started,
-            running,
-            complete,
-            failed: (!running && !complete).then(|| self.said_last(number)),
+        Some(match known {
+            Known::Kept(kept) => TraceStatus {
+                number,
+                vms: kept.order.vms,
+                flow: kept.order.flow,
+                started: kept.started,
+                running,
+                complete,
+                failed: (!running && !complete).then(|| self.said_last(number)),
+            },
+            Known::Damaged(why) => {
+                TraceStatus { number, running, complete, failed: Some(why), ..TraceStatus::default() }
+            }
         })
     }
 
@@ -279,7 +316,7 @@ impl Traces {
     /// If there is none.
     pub fn recording(&self, number: u32) -> Result<(PathBuf, bool), String> {
         // Before the look for the complete recording, which is there when the trace ends.
-        let ended = self.kept(number).is_some_and(|kept| !kept.runs());
+        let ended = self.known(number).is_some_and(|known| self.process(number, &known).is_none());
         let whole = self.path(number, "teiji");
         if whole.exists() {
             return Ok((whole, true));
@@ -317,21 +354,23 @@ impl Traces {
     /// # Errors
     /// If it does not run.
     pub(super) fn stop(&self, number: u32) -> Result<(), String> {
-        let kept = self.kept(number).ok_or_else(|| format!("there is no trace {number}"))?;
+        let known = self.known(number).ok_or_else(|| format!("there is no trace {number}"))?;
         let ended = || format!("trace {number} has ended already");
         let failed = |e: Errno| match e {
             Errno::SRCH => ended(),
             e => format!("cannot end trace {number}: {}", io::Error::from(e)),
         };
-        let pid = i32::try_from(kept.process.id).ok().and_then(Pid::from_raw).ok_or_else(ended)?;
+        let process = self.process(number, &known).ok_or_else(ended)?;
+        let pid = i32::try_from(process.id).ok().and_then(Pid::from_raw).ok_or_else(ended)?;
         // Nor is it the trace if the id is now that of another process's thread.
         let opened = pidfd_open(pid, PidfdFlags::empty());
-        let process = opened.map_err(|e| if kept.runs() { failed(e) } else { ended() })?;
+        let is_still = || self.process(number, &known) == Some(process);
+        let opened = opened.map_err(|e| if is_still() { failed(e) } else { ended() })?;
         // If the trace has the id now, it had it when the process was opened: nobody else gets the signal, even if it ends here.
-        if !kept.runs() {
+        if !is_still() {
             return Err(ended());
         }
-        pidfd_send_signal(&process, Signal::TERM).map_err(failed)
+        pidfd_send_signal(&opened, Signal::TERM).map_err(failed)
     }
 
     /// Ends all traces, and starts no other ones. Returns when they have completed their recordings, or after [`END_TIMEOUT`];
@@ -533,6 +572,27 @@ mod tests {
         panic!("{} does not come", path.display())
     }
 
+    fn process_of(traces: &Traces, number: u32) -> Task {
+        traces.process(number, &traces.known(number).unwrap()).unwrap()
+    }
+
+    /// A disk may have damaged the file, or a later release has written it.
+    #[test]
+    fn a_trace_whose_file_is_damaged_can_be_listed_ended_and_removed() {
+        let (dir, traces) = started("head -c 1 >/dev/null; echo >said; while :; do sleep 0.05; done\n");
+        wait_for(&dir.path().join("said"));
+        let process = process_of(&traces, 1);
+        fs::write(traces.path(1, "json"), r#"{"order":{"later":1}}"#).unwrap();
+        let shown = &traces.all().unwrap()[0];
+        assert!(shown.running && shown.failed.as_ref().is_some_and(|why| why.contains("1.json cannot be read")));
+        assert_eq!(process_of(&traces, 1), process);
+        assert!(traces.remove(1).unwrap_err().contains("runs"));
+        traces.end_all(&mut || ());
+        assert!(!traces.all().unwrap()[0].running);
+        traces.remove(1).unwrap();
+        assert_eq!(traces.names().unwrap(), Vec::<String>::new());
+    }
+
     /// An agent that is killed in between closes the pipe without a byte.
     #[test]
     fn a_trace_is_told_to_begin_once_it_is_known() {
@@ -543,7 +603,7 @@ mod tests {
         let said = wait_for(&dir.path().join("said"));
         assert!(said.starts_with("1 yes 0 trace ") && said.contains(" --of-agent "), "{said}");
         // Ctrl-C is not for it.
-        let process = nix::unistd::Pid::from_raw(traces.kept(1).unwrap().process.id as i32);
+        let process = nix::unistd::Pid::from_raw(process_of(&traces, 1).id as i32);
         assert_eq!(nix::unistd::getpgid(Some(process)), Ok(process));
         traces.end_all(&mut || ());
     }

@@ -279,6 +279,14 @@ pub fn run(
         if looked.elapsed() >= CHECK_INTERVAL {
             looked = Instant::now();
             progress(&session.progress(begun.elapsed(), &counters));
+            if spec.only_recorded && let Some(left) = session.nearly_full() {
+                tracing::warn!(
+                    "the file system of the recording is nearly full ({} MB are free): ending the trace",
+                    left / 1_000_000
+                );
+                stop.store(true, Ordering::Relaxed);
+                continue;
+            }
             alive.check(|pid| end(pid, &mut tracer, &mut session, &mut guests, &mut counters));
             if !alive.any() {
                 let patience = if follower.is_some() { PATIENCE } else { Duration::ZERO };

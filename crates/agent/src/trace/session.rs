@@ -164,6 +164,11 @@ impl Session<'_> {
         only_recorded && self.recording_failed.is_some()
     }
 
+    /// How many bytes are free in the file system of the recording, if it is nearly full.
+    pub(super) fn nearly_full(&self) -> Option<u64> {
+        self.recorder.as_ref()?.nearly_full()
+    }
+
     fn give_up_recording(&mut self, source: teiji_model::recording::Error) {
         self.recorder = None;
         let path = self.record_path.clone().unwrap_or_default();
