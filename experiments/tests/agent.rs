@@ -21,7 +21,9 @@ fn main() -> ExitCode {
         what_comes_and_goes_is_reconciled,
         what_others_change_is_left_alone,
         what_changes_while_a_vm_starts_is_set_again,
+        a_part_that_fails_is_tried_more_and_more_seldom,
         a_trace_goes_on_without_who_asked_for_it,
+        a_trace_ends_before_its_disk_is_full,
         a_rollback_ends_the_policy,
         whatever_happens_the_heartbeat_goes_on,
     ];
@@ -140,6 +142,38 @@ fn what_changes_while_a_vm_starts_is_set_again() {
     });
 }
 
+/// Other processes have the deadline bandwidth that a VM of the policy asks for. What the agent does and undoes then is no reason
+/// to try again, neither is what else changes on the host.
+fn a_part_that_fails_is_tried_more_and_more_seldom() {
+    with_agent(|host, _| {
+        let policy = "[vm.s0]\nclass = \"deadline\"\nruntime = \"4ms\"\nperiod = \"10ms\"\n";
+        host.lab.host.put("/tmp/deadline.toml", policy.as_bytes()).unwrap();
+        let (code, text) = host.teiji("apply /tmp/deadline.toml --absent-ok --wait 60s").unwrap();
+        assert_eq!(code, 0, "{text}");
+        let script = format!(
+            "{SOON}S='/tmp/teiji status --state {STATE} --pins /tmp/bpf/teiji'; others=\n\
+             for n in 1 2 3 4 5 6; do chrt -d --sched-runtime 600000000 --sched-deadline 1000000000 --sched-period 1000000000 0 \
+             sleep 1000 & others=\"$others $!\"; done\n\
+             mkfifo -m 600 /tmp/in.$$; (exec /tmp/churn machine --name s0 --tap t0 </tmp/in.$$ >/tmp/out.$$) & vm=$!; exec 9>/tmp/in.$$\n\
+             soon '[ -s /tmp/out.$$ ]'; read first rest </tmp/out.$$\n\
+             soon \"$S | grep -q 's0: .*EBUSY'\" && echo told\n\
+             (while sleep 0.1; do stat -c %z {STATE}; done >/tmp/changes) & sampler=$!\n\
+             for n in $(seq 40); do ip link add d$n type dummy; sleep 0.5; ip link delete d$n; sleep 0.5; done\n\
+             kill $sampler; echo changes $(uniq /tmp/changes | wc -l)\n\
+             kill $others; soon \"chrt -p $first | grep -q SCHED_DEADLINE\" && echo done\n\
+             soon \"! $S | grep -q EBUSY\" && echo well; kill $vm; wait $vm; true"
+        );
+        let printed = host.sh(&script).unwrap();
+        for what in ["told", "done", "well"] {
+            assert!(printed.lines().any(|line| line == what), "{what}: {printed}");
+        }
+        // An attempt writes and removes files of the state directory, and other links come and go 80 times meanwhile. In 40 s there are
+        // attempts after pauses of 1, 2, 4, 8, 16 and 32 s, the first of which may have passed.
+        let changes = printed.lines().find_map(|line| line.strip_prefix("changes ")?.parse::<u32>().ok());
+        assert!(changes.is_some_and(|changes| changes <= 25), "{printed}");
+    });
+}
+
 /// A trace that the agent runs: it is listed, its report can be seen while it runs, and it ends in a complete recording.
 fn a_trace_goes_on_without_who_asked_for_it() {
     with_agent(|host, agent| {
@@ -180,6 +214,26 @@ fn a_trace_goes_on_without_who_asked_for_it() {
         assert!(line("none").1.contains("runs no trace and keeps none"), "{printed}");
         // A name like any other, and taken for no option.
         assert!(line("odd").0 == 1 && line("odd").1.contains("there is no VM"), "{printed}");
+    });
+}
+
+/// The recordings are on the file system of the state directory, without which no setting can be changed.
+fn a_trace_ends_before_its_disk_is_full() {
+    with_agent(|host, _| {
+        let script = format!(
+            "{SOON}{VM} T=/tmp/teiji; P='--state {STATE} --pins /tmp/bpf/teiji'; D={STATE}/traces\n\
+             mkdir -p -m 700 $D; mount -t tmpfs -o size=64m,mode=700 disk $D\n\
+             $T trace --vm s0 --for 1h --detach $P; soon \"grep -q tracing $D/*.log\"; sleep 2\n\
+             $T traces $P | grep -q runs && echo runs\n\
+             fallocate -l 61M $D/filler; soon \"$T traces $P | grep -q complete\" && echo complete\n\
+             cat $D/*.log; $T traces $P; for n in $($T traces $P --json | jq '.traces[].number'); do $T traces $P remove $n; done\n\
+             umount $D; kill $vm; wait $vm; true"
+        );
+        let printed = host.sh(&script).unwrap();
+        for what in ["runs", "complete"] {
+            assert!(printed.lines().any(|line| line == what), "{what}: {printed}");
+        }
+        assert!(printed.contains("is nearly full"), "{printed}");
     });
 }
 
