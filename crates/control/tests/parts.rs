@@ -92,7 +92,6 @@ fn what_is_not_there_is_left_out_and_said() {
     let none = present(&policy, &with(&[], &[]), nothing_known());
     assert!(plan(&none.policy, &with(&[], &[]), &Held::default()).is_ok());
     assert!(none.policy.vms.is_empty() && none.policy.host.halt_poll.is_some());
-
 }
 
 /// A process that calls itself like a running VM takes nothing from it: which one is meant is a problem, and what is held stays.

@@ -38,7 +38,13 @@ impl Failed {
     /// It has failed at `now`; `before`: at the time before as well.
     pub(super) fn new(before: Option<&Failed>, why: &str, steps: &[Step], now: Duration) -> Failed {
         let pause = longer(before.map(|before| before.pause));
-        Failed { why: why.to_owned(), until: now + pause, told: before.is_some(), steps: steps.to_vec(), pause }
+        Failed {
+            why: why.to_owned(),
+            until: now + pause,
+            told: before.is_some(),
+            steps: steps.to_vec(),
+            pause,
+        }
     }
 
     /// Whether a part with these steps is not to be tried yet.

@@ -273,7 +273,9 @@ impl Traces {
         match fs::read(&path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => None,
             Err(e) => Some(damaged(e.to_string())),
-            Ok(text) => Some(serde_json::from_slice(&text).map_or_else(|e| damaged(e.to_string()), Known::Kept)),
+            Ok(text) => {
+                Some(serde_json::from_slice(&text).map_or_else(|e| damaged(e.to_string()), Known::Kept))
+            }
         }
     }
 
@@ -584,7 +586,9 @@ mod tests {
         let process = process_of(&traces, 1);
         fs::write(traces.path(1, "json"), r#"{"order":{"later":1}}"#).unwrap();
         let shown = &traces.all().unwrap()[0];
-        assert!(shown.running && shown.failed.as_ref().is_some_and(|why| why.contains("1.json cannot be read")));
+        assert!(
+            shown.running && shown.failed.as_ref().is_some_and(|why| why.contains("1.json cannot be read"))
+        );
         assert_eq!(process_of(&traces, 1), process);
         assert!(traces.remove(1).unwrap_err().contains("runs"));
         traces.end_all(&mut || ());

@@ -279,7 +279,9 @@ pub fn run(
         if looked.elapsed() >= CHECK_INTERVAL {
             looked = Instant::now();
             progress(&session.progress(begun.elapsed(), &counters));
-            if spec.only_recorded && let Some(left) = session.nearly_full() {
+            if spec.only_recorded
+                && let Some(left) = session.nearly_full()
+            {
                 tracing::warn!(
                     "the file system of the recording is nearly full ({} MB are free): ending the trace",
                     left / 1_000_000

@@ -143,7 +143,11 @@ pub(super) fn vm<'a>(name: &str, host: HostAndHeld<'a>) -> Result<&'a ObservedVm
         ))),
         [] => {
             let names = observed.vms.iter().map(|o| o.vm.name.as_str());
-            Err(NotMeant::Absent(format!("there is no VM `{}`; {}", shown(name), there_is("VM", name, names))))
+            Err(NotMeant::Absent(format!(
+                "there is no VM `{}`; {}",
+                shown(name),
+                there_is("VM", name, names)
+            )))
         }
         _ => {
             let mut pids: Vec<u32> = found.iter().map(|o| o.vm.pid).collect();

@@ -327,7 +327,8 @@ fn the_unit_allows_the_namespaces_that_the_agent_makes() {
     let unit = fs::read_to_string(root.join("dist/teiji-agent.service")).unwrap();
     let allowed = unit.lines().find_map(|line| line.strip_prefix("RestrictNamespaces=")).unwrap();
     let mut made = std::collections::BTreeSet::new();
-    let mut folders = vec![root.join("crates/host/src"), root.join("crates/agent/src"), root.join("crates/bpf/src")];
+    let mut folders =
+        vec![root.join("crates/host/src"), root.join("crates/agent/src"), root.join("crates/bpf/src")];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
             if entry.is_dir() {
