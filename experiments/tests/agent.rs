@@ -156,12 +156,12 @@ fn a_part_that_fails_is_tried_more_and_more_seldom() {
              sleep 1000 & others=\"$others $!\"; done\n\
              mkfifo -m 600 /tmp/in.$$; (exec /tmp/churn machine --name s0 --tap t0 </tmp/in.$$ >/tmp/out.$$) & vm=$!; exec 9>/tmp/in.$$\n\
              soon '[ -s /tmp/out.$$ ]'; read first rest </tmp/out.$$\n\
-             soon \"$S | grep -q 's0: .*EBUSY'\" && echo told\n\
+             soon \"$S --json | grep -q EBUSY\" && echo told; $S\n\
              (while sleep 0.1; do stat -c %z {STATE}; done >/tmp/changes) & sampler=$!\n\
              for n in $(seq 40); do ip link add d$n type dummy; sleep 0.5; ip link delete d$n; sleep 0.5; done\n\
              kill $sampler; echo changes $(uniq /tmp/changes | wc -l)\n\
              kill $others; soon \"chrt -p $first | grep -q SCHED_DEADLINE\" && echo done\n\
-             soon \"! $S | grep -q EBUSY\" && echo well; kill $vm; wait $vm; true"
+             soon \"! $S --json | grep -q EBUSY\" && echo well; $S; kill $vm; wait $vm; true"
         );
         let printed = host.sh(&script).unwrap();
         for what in ["told", "done", "well"] {
