@@ -1,0 +1,962 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * A scheduler for hosts of real-time VMs (sched_ext), after the double run queue of RTvNIC: the threads of
+ * real-time VMs (vCPUs and vhost workers) go by earliest deadline first, everything else by weight.
+ *
+ *   packet for a VM ──► arrived ──► pending until the VM answers, sleeps, or its packet expires
+ *                                      │ deadline: arrival + the VM's
+ *   thread of a real-time VM ──► queue of its own ──┐
+ *                                                   ├──► dispatch: 1. earliest deadline, within the budget
+ *   any other thread ──► fair queue of its CPU ─────┘              2. least virtual time
+ *
+ * Deadlines. A VM for which a packet is pending has the deadline of the oldest one. Without one it has the end
+ * of its period, so that a VM that sends is not kept waiting. Nothing is moved between queues when a deadline
+ * changes: each thread of a real-time VM has a queue of its own, and `dispatch` compares.
+ *
+ * Budget. In each period a VM goes before others for at most its budget, half of it without a pending packet:
+ * so a guest that never sleeps has half of it left when a packet comes. Beyond its budget its threads have the
+ * share of ordinary threads. On each CPU, threads that go before others get at most EDF_SHARE of each
+ * EDF_WINDOW: the others are never kept from running for longer.
+ *
+ * The fair queues. Each CPU has one, in the order of virtual time: CPU time divided by weight. A thread that
+ * slept gets no credit beyond one slice. An idle CPU takes threads of others; every BALANCE_INTERVAL a CPU takes
+ * one of the CPU with the greatest load, if that leaves it with no more load than the other has then.
+ *
+ * Assumed: cgroups' weights and `cpu.max` are not considered. One packet of the VM answers the oldest packet
+ * that is pending, whatever it contains.
+ *
+ * When the process that loaded this ends, or a thread does not run for TIMEOUT_MS, or a CPU is added or removed,
+ * the kernel returns to its own scheduler.
+ */
+#include "kernel.h"
+#include "intf.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+/* ns */
+#define SLICE 3000000ULL	   /* of the fair class */
+#define EDF_SLICE 10000000ULL	   /* at most; less if less of the budget is left */
+#define MIN_SLICE 50000ULL	   /* shorter ones cost more than they divide */
+#define WAKE_GRANULARITY 1000000ULL /* a thread that wakes preempts one that is so far ahead of it */
+#define EDF_WINDOW 50000000ULL
+#define EDF_SHARE 45000000ULL
+#define BALANCE_INTERVAL 20000000ULL
+#define TIMEOUT_MS 10000
+#define EXPIRES 8 /* deadlines after which a packet is no longer pending */
+
+#define NO_DEADLINE (~0ULL)
+#define DEFAULT_WEIGHT 100
+#define MAX_WEIGHT 10000
+
+/* Identifiers of queues. That of a CPU is its number. */
+#define THREAD_QUEUES 0x10000ULL
+
+#define core_enum(type, value) bpf_core_enum_value(enum type, value)
+
+const volatile struct settings_of_host {
+	u32 cpus; /* CPUs that the host may have */
+	u32 pad;
+} host = {.cpus = 1};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_RDONLY_PROG);
+	__uint(max_entries, MAX_VMS);
+	__type(key, u32);
+	__type(value, struct vm_settings);
+} vms SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_RDONLY_PROG);
+	__uint(max_entries, 1024);
+	__type(key, struct port);
+	__type(value, u32); /* of a VM */
+} ports SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_VMS);
+	__type(key, u32);
+	__type(value, struct vm_state);
+} states SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_THREADS);
+	__type(key, u32);
+	__type(value, struct thread);
+} threads SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_CPUS);
+	__type(key, u32);
+	__type(value, struct cpu_state);
+} cpus SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct exit_info);
+} ended SEC(".maps");
+
+/* What is known of every task. */
+struct task {
+	u32 slot; /* plus 1; 0: not of a real-time VM */
+	u32 cpu;  /* whose virtual time its vtime is of, and whose load it is part of while it is runnable */
+	u32 load; /* what it is part of that load with; 0: it is not */
+	u8 before_others; /* since it runs; it is charged for that */
+	u8 packet;	  /* and because a packet is pending */
+	u8 fresh;	  /* it was never queued */
+	u8 pad;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct task);
+} tasks SEC(".maps");
+
+/* Threads of real-time VMs that may be in their queues, by slot. A bit may be set although the queue is empty. */
+u64 queued[MAX_THREADS / 64];
+
+static __always_inline void mark(u32 slot)
+{
+	__sync_fetch_and_or(&queued[slot / 64 % (MAX_THREADS / 64)], 1ULL << slot % 64);
+}
+
+/* Before its queue is looked at: whoever queues the thread meanwhile marks it again. */
+static __always_inline void unmark(u32 slot)
+{
+	__sync_fetch_and_and(&queued[slot / 64 % (MAX_THREADS / 64)], ~(1ULL << slot % 64));
+}
+
+static __always_inline struct task *task_of(struct task_struct *p)
+{
+	return bpf_task_storage_get(&tasks, p, NULL, 0);
+}
+
+static __always_inline struct cpu_state *cpu_at(u32 cpu)
+{
+	return bpf_map_lookup_elem(&cpus, &cpu);
+}
+
+static __always_inline struct thread *thread_at(u32 slot)
+{
+	return bpf_map_lookup_elem(&threads, &slot);
+}
+
+static __always_inline bool is_before(u64 a, u64 b)
+{
+	return (s64)(a - b) < 0;
+}
+
+static __always_inline u64 least(u64 a, u64 b)
+{
+	return a < b ? a : b;
+}
+
+static __always_inline bool insert(struct task_struct *p, u64 queue, u64 slice, u64 vtime, u64 enq_flags)
+{
+	struct scx_bpf_dsq_insert_vtime_args args = {
+	    .dsq_id = queue,
+	    .slice = slice,
+	    .vtime = vtime,
+	    .enq_flags = enq_flags,
+	};
+
+	return __scx_bpf_dsq_insert_vtime(p, &args);
+}
+
+static __always_inline bool move_to_local(u64 queue)
+{
+	return bpf_ksym_exists(scx_bpf_dsq_move_to_local___v2___kernel) ?
+		   scx_bpf_dsq_move_to_local___v2___kernel(queue, 0) :
+		   scx_bpf_dsq_move_to_local___v1(queue);
+}
+
+/* ---- deadlines and budgets ---- */
+
+/* Whether a thread goes before others, and with which deadline; or by weight. */
+struct place {
+	u64 deadline; /* NO_DEADLINE: by weight */
+	u64 left;     /* for how long, ns */
+	bool packet;  /* since a packet is pending */
+};
+
+/* Begins another period if the last one has ended. */
+static __always_inline void renew(const struct vm_settings *vm, struct vm_state *s, u64 now)
+{
+	u64 end = s->period_end;
+
+	if (is_before(now, end))
+		return;
+	/* the one that changes it begins the period */
+	if (__sync_val_compare_and_swap(&s->period_end, end, now + vm->period) != end)
+		return;
+	if (s->used >= vm->budget)
+		__sync_fetch_and_add(&s->exhausted, 1);
+	s->used = 0;
+	s->unasked = 0;
+}
+
+static __noinline int find_place(u32 vm_index, u64 now, struct place *place)
+{
+	const struct vm_settings *vm = bpf_map_lookup_elem(&vms, &vm_index);
+	struct vm_state *s = bpf_map_lookup_elem(&states, &vm_index);
+	u64 done, oldest, used, unasked, half;
+
+	place->deadline = NO_DEADLINE;
+	place->left = 0;
+	place->packet = false;
+	if (!vm || !s || !vm->budget)
+		return 0;
+	renew(vm, s, now);
+	used = s->used;
+	if (used >= vm->budget)
+		return 0;
+	done = s->done;
+	if (done != s->arrived) {
+		oldest = s->arrivals[done % PENDING_MAX];
+		if (is_before(now, oldest + vm->deadline * EXPIRES)) {
+			place->deadline = oldest + vm->deadline;
+			place->left = vm->budget - used;
+			place->packet = true;
+			return 0;
+		}
+		/* the next one is looked at the next time */
+		if (__sync_val_compare_and_swap(&s->done, done, done + 1) == done)
+			__sync_fetch_and_add(&s->expired, 1);
+	}
+	half = vm->budget / 2;
+	unasked = s->unasked;
+	if (unasked < half) {
+		place->deadline = s->period_end;
+		place->left = least(half - unasked, vm->budget - used);
+	}
+	return 0;
+}
+
+static __always_inline struct place place_of(u32 vm_index, u64 now)
+{
+	struct place place;
+
+	find_place(vm_index, now, &place);
+	return place;
+}
+
+/* A packet has come for a VM. */
+static __always_inline void arrive(u32 vm_index, u64 now)
+{
+	struct vm_state *s = bpf_map_lookup_elem(&states, &vm_index);
+	u64 number;
+
+	if (!s)
+		return;
+	if (s->arrived - s->done >= PENDING_MAX)
+		return; /* those before it keep the VM before others */
+	number = __sync_fetch_and_add(&s->arrived, 1);
+	s->arrivals[number % PENDING_MAX] = now;
+}
+
+/* The VM has sent a packet. */
+static __always_inline void answer(u32 vm_index)
+{
+	struct vm_state *s = bpf_map_lookup_elem(&states, &vm_index);
+	u64 done;
+
+	if (!s)
+		return;
+	done = s->done;
+	if (done != s->arrived)
+		__sync_val_compare_and_swap(&s->done, done, done + 1);
+}
+
+static __always_inline u32 *vm_of(struct net_device *dev)
+{
+	struct port port = {
+	    .netns = BPF_CORE_READ(dev, nd_net.net, net_cookie),
+	    .ifindex = BPF_CORE_READ(dev, ifindex),
+	};
+
+	return bpf_map_lookup_elem(&ports, &port);
+}
+
+SEC("tp_btf/net_dev_start_xmit")
+int BPF_PROG(on_start_xmit, struct sk_buff *skb, struct net_device *dev)
+{
+	u32 *vm = vm_of(dev);
+
+	if (vm)
+		arrive(*vm, bpf_ktime_get_ns());
+	return 0;
+}
+
+SEC("tp_btf/netif_receive_skb")
+int BPF_PROG(on_receive_skb, struct sk_buff *skb)
+{
+	u32 *vm = vm_of(BPF_CORE_READ(skb, dev));
+
+	if (vm)
+		answer(*vm);
+	return 0;
+}
+
+/* ---- the fair queues ---- */
+
+static __always_inline u64 weight_of(struct task_struct *p)
+{
+	u32 weight = p->scx.weight;
+
+	return weight ? least(weight, MAX_WEIGHT) : 1;
+}
+
+static __always_inline u64 virtual(u64 ns, u64 weight)
+{
+	return ns * DEFAULT_WEIGHT / weight;
+}
+
+/* The load of a CPU no longer contains the task. */
+static __always_inline void unload(struct task *t)
+{
+	struct cpu_state *c = t->load ? cpu_at(t->cpu) : NULL;
+
+	if (c)
+		__sync_fetch_and_sub(&c->load, t->load);
+	t->load = 0;
+}
+
+/* The task belongs to another CPU from now on; what it is ahead or behind by is the same there. */
+static __always_inline u64 belong(struct task_struct *p, struct task *t, u32 cpu, u64 vtime)
+{
+	struct cpu_state *from = cpu_at(t->cpu), *to = cpu_at(cpu);
+	bool runnable = t->load;
+
+	if (t->cpu == cpu || !from || !to)
+		return vtime;
+	unload(t);
+	t->cpu = cpu;
+	if (runnable) {
+		t->load = weight_of(p);
+		__sync_fetch_and_add(&to->load, t->load);
+	}
+	return vtime - from->vnow + to->vnow;
+}
+
+/* A task that slept is at most a slice behind, and one that could not run elsewhere as well. */
+static __always_inline u64 limited(u64 vtime, u64 vnow)
+{
+	return is_before(vtime, vnow - SLICE) ? vnow - SLICE : vtime;
+}
+
+/* ---- which CPU ---- */
+
+/* Also between two threads. */
+static __always_inline bool is_idle(struct cpu_state *c)
+{
+	return !c->slot && !c->weight;
+}
+
+/* Whether something that goes before others with this deadline has to wait for what runs on the CPU. */
+static __always_inline bool waits_for(struct cpu_state *c, u64 deadline, u64 now)
+{
+	struct thread *running;
+	u32 slot = c->slot;
+	struct place place;
+
+	if (!slot)
+		return false;
+	running = thread_at(slot - 1);
+	if (!running)
+		return false;
+	place = place_of(running->vm, now);
+	return place.deadline != NO_DEADLINE && !is_before(deadline, place.deadline);
+}
+
+SEC("struct_ops/select_cpu")
+s32 BPF_PROG(select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake_flags)
+{
+	struct task *t = task_of(p);
+	bool is_idle = false;
+	s32 cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
+	struct cpu_state *c;
+	int i;
+
+	if (is_idle) {
+		/* it goes at once, and to no queue */
+		if (t && !t->slot)
+			scx_bpf_dsq_insert___v2___kernel(p, core_enum(scx_dsq_id_flags, SCX_DSQ_LOCAL), SLICE,
+							 0);
+		return cpu;
+	}
+	if (!t || !t->slot || p->nr_cpus_allowed == 1)
+		return prev_cpu;
+	/* where no thread goes before others */
+	bpf_for(i, 0, host.cpus) {
+		cpu = (prev_cpu + i) % host.cpus;
+		if (!bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+			continue;
+		c = cpu_at(cpu);
+		if (c && !c->slot)
+			return cpu;
+	}
+	return prev_cpu;
+}
+
+/* A thread of a real-time VM is to run on a CPU: the CPU is told if what runs there comes later. */
+static __always_inline void tell(u32 cpu, u64 deadline, u64 now)
+{
+	struct cpu_state *c = cpu_at(cpu);
+
+	if (!c)
+		return;
+	if (deadline != NO_DEADLINE && !waits_for(c, deadline, now))
+		scx_bpf_kick_cpu(cpu, core_enum(scx_kick_flags, SCX_KICK_PREEMPT));
+	else if (is_idle(c))
+		scx_bpf_kick_cpu(cpu, core_enum(scx_kick_flags, SCX_KICK_IDLE));
+}
+
+/* When a worker gets a packet, the vCPUs of its VM that wait go before others, too. */
+static __always_inline void tell_others(u32 slot, u32 vm, u64 deadline, u64 now)
+{
+	struct thread *other;
+	int word, bit;
+	u64 bits;
+
+	bpf_for(word, 0, MAX_THREADS / 64) {
+		bits = queued[word];
+		if (!bits)
+			continue;
+		bpf_for(bit, 0, 64) {
+			if (!(bits >> bit & 1) || word * 64 + bit == slot)
+				continue;
+			other = thread_at(word * 64 + bit);
+			if (other && other->vm == vm)
+				tell(other->cpu, deadline, now);
+		}
+	}
+}
+
+static __always_inline void enqueue_thread(struct task_struct *p, struct task *t, u64 enq_flags)
+{
+	u32 slot = t->slot - 1, cpu = scx_bpf_task_cpu(p);
+	struct thread *thread = thread_at(slot);
+	u64 now = bpf_ktime_get_ns(), slice;
+	struct cpu_state *c = cpu_at(cpu);
+	struct place place;
+	s32 idle;
+
+	if (!thread || !c)
+		return;
+	place = place_of(thread->vm, now);
+	thread->vtime = limited(belong(p, t, cpu, thread->vtime), c->vnow);
+	thread->cpu = cpu;
+	slice = place.deadline == NO_DEADLINE ? SLICE : least(place.left, EDF_SLICE);
+	insert(p, THREAD_QUEUES + slot, slice < MIN_SLICE ? MIN_SLICE : slice, 0, enq_flags);
+	mark(slot);
+	/* another CPU may be idle */
+	idle = p->nr_cpus_allowed == 1 || is_idle(c) ? -1 : scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
+	if (idle >= 0)
+		scx_bpf_kick_cpu(idle, core_enum(scx_kick_flags, SCX_KICK_IDLE));
+	else
+		tell(cpu, place.deadline, now);
+	if (thread->role == VHOST_WORKER && place.packet)
+		tell_others(slot, thread->vm, place.deadline, now);
+}
+
+SEC("struct_ops/enqueue")
+void BPF_PROG(enqueue, struct task_struct *p, u64 enq_flags)
+{
+	u64 now = bpf_ktime_get_ns(), vtime, ahead;
+	struct task *t = task_of(p);
+	u32 cpu = scx_bpf_task_cpu(p);
+	struct cpu_state *c;
+
+	if (t && t->slot) {
+		enqueue_thread(p, t, enq_flags);
+		return;
+	}
+	c = cpu_at(cpu);
+	if (!t || !c) {
+		insert(p, cpu, SLICE, p->scx.dsq_vtime, enq_flags);
+		return;
+	}
+	vtime = limited(belong(p, t, cpu, p->scx.dsq_vtime), c->vnow);
+	if (t->fresh)
+		vtime = c->vnow;
+	t->fresh = 0;
+	insert(p, cpu, SLICE, vtime, enq_flags);
+	if (is_idle(c)) {
+		scx_bpf_kick_cpu(cpu, core_enum(scx_kick_flags, SCX_KICK_IDLE));
+	} else if (!c->slot) {
+		ahead = c->vtime + virtual(now - c->started, c->weight ?: DEFAULT_WEIGHT);
+		if (is_before(vtime + WAKE_GRANULARITY, ahead))
+			scx_bpf_kick_cpu(cpu, core_enum(scx_kick_flags, SCX_KICK_PREEMPT));
+	}
+}
+
+/* ---- what runs next ---- */
+
+/* The best that was found. */
+struct choice {
+	u64 deadline; /* NO_DEADLINE: by weight */
+	u64 vtime;
+	u64 queue;
+	u32 role;
+	u32 slot;
+	bool is_prev;
+	bool found;
+};
+
+/* Whether (deadline, role, vtime) comes before what was found. */
+static __always_inline bool is_better(const struct choice *best, u64 deadline, u32 role, u64 vtime)
+{
+	if (!best->found)
+		return true;
+	if (deadline != best->deadline) {
+		if (deadline == NO_DEADLINE || best->deadline == NO_DEADLINE)
+			return best->deadline == NO_DEADLINE;
+		return is_before(deadline, best->deadline);
+	}
+	if (deadline != NO_DEADLINE)
+		return role < best->role;
+	return is_before(vtime, best->vtime);
+}
+
+/* Whether threads that go before others have had their share of this CPU for now. */
+static __always_inline bool is_enough(struct cpu_state *c, u64 now)
+{
+	if (now - c->edf_since >= EDF_WINDOW) {
+		c->edf_since = now;
+		c->edf_time = 0;
+	}
+	return c->edf_time >= EDF_SHARE;
+}
+
+
+static __always_inline void consider(struct choice *best, u64 deadline, u32 role, u64 vtime, u64 queue,
+				     u32 slot, bool is_prev)
+{
+	if (!is_better(best, deadline, role, vtime))
+		return;
+	best->found = true;
+	best->deadline = deadline;
+	best->role = role;
+	best->vtime = vtime;
+	best->queue = queue;
+	best->slot = slot;
+	best->is_prev = is_prev;
+}
+
+/* A thread of a real-time VM may run on a CPU. Others have to be found on it if it goes by weight. */
+static __always_inline void consider_thread(struct choice *best, struct cpu_state *c, u32 slot, bool enough,
+					    u64 now, bool is_prev)
+{
+	struct thread *thread = thread_at(slot);
+	struct place place;
+
+	if (!thread)
+		return;
+	place = place_of(thread->vm, now);
+	if (enough && place.deadline != NO_DEADLINE)
+		consider(best, NO_DEADLINE, 0, c->vnow + SLICE, THREAD_QUEUES + slot, slot + 1, is_prev);
+	else
+		consider(best, place.deadline, thread->role, thread->vtime, THREAD_QUEUES + slot, slot + 1, is_prev);
+}
+
+/* All that may run on a CPU and that waits in queues of real-time VMs' threads. */
+static __always_inline void consider_threads(struct choice *best, s32 cpu, struct cpu_state *c, bool enough,
+					     bool of_others, u64 now)
+{
+	struct task_struct *p;
+	struct thread *thread;
+	int word, bit;
+	u64 bits;
+	u32 slot;
+
+	bpf_for(word, 0, MAX_THREADS / 64) {
+		bits = queued[word];
+		if (!bits)
+			continue;
+		bpf_for(bit, 0, 64) {
+			if (!(bits >> bit & 1))
+				continue;
+			slot = word * 64 + bit;
+			thread = thread_at(slot);
+			p = scx_bpf_dsq_peek(THREAD_QUEUES + slot);
+			if (!thread || !p || !bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+				continue;
+			if (thread->cpu != cpu && !of_others &&
+			    place_of(thread->vm, now).deadline == NO_DEADLINE)
+				continue;
+			consider_thread(best, c, slot, enough, now, false);
+		}
+	}
+}
+
+/* Charges what runs for the time since it began, or since this was called last. */
+static __always_inline void charge(struct task_struct *p, struct task *t, struct cpu_state *c, u64 now)
+{
+	u64 ran = now - c->started;
+	struct thread *thread;
+	struct vm_state *s;
+	u32 vm;
+
+	if ((s64)ran < 0)
+		ran = 0;
+	c->started = now;
+	if (!t->slot) {
+		c->vtime += virtual(ran, weight_of(p));
+		scx_bpf_task_set_dsq_vtime(p, c->vtime);
+		return;
+	}
+	thread = thread_at(t->slot - 1);
+	if (!thread)
+		return;
+	vm = thread->vm;
+	s = bpf_map_lookup_elem(&states, &vm);
+	if (!s)
+		return;
+	if (!t->before_others) {
+		thread->vtime += virtual(ran, weight_of(p));
+		c->vtime = thread->vtime;
+		__sync_fetch_and_add(&s->fair_time, ran);
+		return;
+	}
+	__sync_fetch_and_add(&s->used, ran);
+	__sync_fetch_and_add(&s->edf_time, ran);
+	if (!t->packet)
+		__sync_fetch_and_add(&s->unasked, ran);
+	c->edf_time += ran;
+}
+
+/* From now on it runs, and is charged accordingly. Returns for how long it may, ns. */
+static __always_inline u64 begin(struct task_struct *p, struct task *t, struct cpu_state *c, u64 now)
+{
+	struct thread *thread = t->slot ? thread_at(t->slot - 1) : NULL;
+	struct place place;
+
+	c->started = now;
+	c->slot = t->slot;
+	c->weight = t->slot ? 0 : weight_of(p);
+	t->before_others = t->packet = 0;
+	if (thread) {
+		place = place_of(thread->vm, now);
+		if (place.deadline != NO_DEADLINE && !is_enough(c, now)) {
+			t->before_others = 1;
+			t->packet = place.packet;
+			return least(place.left, EDF_SLICE);
+		}
+	}
+	if (is_before(c->vnow, c->vtime))
+		c->vnow = c->vtime;
+	return SLICE;
+}
+
+/* Takes a thread of the CPU with the greatest load, if this one has much less. */
+static __always_inline bool balance(s32 cpu, struct cpu_state *c)
+{
+	u64 load = c->load, most = load + 2 * DEFAULT_WEIGHT - 1;
+	struct cpu_state *other;
+	s32 found = -1;
+	int i;
+
+	bpf_for(i, 0, host.cpus) {
+		other = cpu_at(i);
+		if (i != cpu && other && other->load > most && scx_bpf_dsq_nr_queued(i) > 0) {
+			most = other->load;
+			found = i;
+		}
+	}
+	return found >= 0 && move_to_local(found);
+}
+
+SEC("struct_ops/dispatch")
+void BPF_PROG(dispatch, s32 cpu, struct task_struct *prev)
+{
+	struct cpu_state *c = cpu_at(cpu);
+	u64 now = bpf_ktime_get_ns(), slice;
+	struct task_struct *first;
+	struct task *t = NULL;
+	bool enough, stays;
+	int i;
+
+	if (!c)
+		return;
+	stays = prev && prev->scx.flags & core_enum(scx_ent_flags, SCX_TASK_QUEUED);
+	if (stays)
+		t = task_of(prev);
+	if (t)
+		charge(prev, t, c, now);
+	enough = is_enough(c, now);
+	if (now - c->balanced >= BALANCE_INTERVAL) {
+		c->balanced = now;
+		if (balance(cpu, c))
+			return;
+	}
+	bpf_for(i, 0, 4) {
+		struct choice best = {};
+
+		consider_threads(&best, cpu, c, enough, false, now);
+		first = scx_bpf_dsq_peek(cpu);
+		if (first)
+			consider(&best, NO_DEADLINE, 0, first->scx.dsq_vtime, cpu, 0, false);
+		if (t && t->slot)
+			consider_thread(&best, c, t->slot - 1, enough, now, true);
+		else if (stays)
+			consider(&best, NO_DEADLINE, 0, c->vtime, 0, 0, true);
+		if (!best.found)
+			break;
+		if (best.is_prev) {
+			slice = t ? begin(prev, t, c, now) : SLICE;
+			scx_bpf_task_set_slice(prev, slice < MIN_SLICE ? MIN_SLICE : slice);
+			return;
+		}
+		if (best.slot)
+			unmark(best.slot - 1);
+		if (move_to_local(best.queue))
+			return;
+		if (best.slot && scx_bpf_dsq_nr_queued(best.queue) > 0)
+			mark(best.slot - 1);
+	}
+	/* a thread that was chosen may not run here, for example as it has disabled migration */
+	if (move_to_local(cpu))
+		return;
+	/* idle: what waits elsewhere */
+	bpf_for(i, 1, host.cpus) {
+		u64 queue = (cpu + i) % host.cpus;
+
+		if (scx_bpf_dsq_nr_queued(queue) > 0 && move_to_local(queue))
+			return;
+	}
+	{
+		struct choice best = {};
+
+		consider_threads(&best, cpu, c, false, true, now);
+		if (!best.found)
+			return;
+		unmark(best.slot - 1);
+		if (!move_to_local(best.queue) && scx_bpf_dsq_nr_queued(best.queue) > 0)
+			mark(best.slot - 1);
+	}
+}
+
+SEC("struct_ops/running")
+void BPF_PROG(running, struct task_struct *p)
+{
+	u32 cpu = scx_bpf_task_cpu(p), n;
+	u64 now = bpf_ktime_get_ns(), waited;
+	struct task *t = task_of(p);
+	struct cpu_state *c = cpu_at(cpu);
+	struct thread *thread;
+
+	if (!t || !c)
+		return;
+	thread = t->slot ? thread_at(t->slot - 1) : NULL;
+	if (thread) {
+		thread->vtime = belong(p, t, cpu, thread->vtime);
+		thread->cpu = cpu;
+		c->vtime = thread->vtime;
+		if (thread->runnable_at) {
+			waited = now - thread->runnable_at;
+			n = waited ? 63 - __builtin_clzll(waited) : 0;
+			__sync_fetch_and_add(&thread->latencies[n < LATENCIES ? n : LATENCIES - 1], 1);
+			thread->runnable_at = 0;
+		}
+	} else {
+		c->vtime = belong(p, t, cpu, p->scx.dsq_vtime);
+	}
+	t->fresh = 0;
+	begin(p, t, c, now);
+}
+
+SEC("struct_ops/stopping")
+void BPF_PROG(stopping, struct task_struct *p, bool runnable)
+{
+	struct cpu_state *c = cpu_at(scx_bpf_task_cpu(p));
+	struct task *t = task_of(p);
+
+	if (!t || !c)
+		return;
+	charge(p, t, c, bpf_ktime_get_ns());
+	c->slot = c->weight = 0;
+}
+
+/* ---- tasks ---- */
+
+/* A thread of a real-time VM is awake from now on, or asleep. If all are asleep, the VM has nothing more to do. */
+static __always_inline void wake(struct thread *thread, bool awake)
+{
+	struct vm_state *s;
+	u32 vm = thread->vm;
+
+	s = bpf_map_lookup_elem(&states, &vm);
+	if (!s || thread->awake == awake)
+		return;
+	thread->awake = awake;
+	if (awake)
+		__sync_fetch_and_add(&s->awake, 1);
+	else if (__sync_fetch_and_add(&s->awake, -1) == 1)
+		s->done = s->arrived;
+}
+
+SEC("struct_ops/runnable")
+void BPF_PROG(runnable, struct task_struct *p, u64 enq_flags)
+{
+	struct task *t = task_of(p);
+	struct cpu_state *c;
+	struct thread *thread;
+
+	if (!t)
+		return;
+	if (t->slot) {
+		thread = thread_at(t->slot - 1);
+		if (!thread)
+			return;
+		thread->runnable_at = bpf_ktime_get_ns();
+		wake(thread, true);
+		return;
+	}
+	c = cpu_at(t->cpu);
+	if (!c || t->load)
+		return;
+	t->load = weight_of(p);
+	__sync_fetch_and_add(&c->load, t->load);
+}
+
+SEC("struct_ops/quiescent")
+void BPF_PROG(quiescent, struct task_struct *p, u64 deq_flags)
+{
+	struct task *t = task_of(p);
+	struct thread *thread;
+
+	if (!t)
+		return;
+	unload(t);
+	thread = t->slot ? thread_at(t->slot - 1) : NULL;
+	if (!thread)
+		return;
+	thread->runnable_at = 0;
+	if (deq_flags & core_enum(scx_deq_flags, SCX_DEQ_SLEEP))
+		wake(thread, false);
+}
+
+SEC("struct_ops.s/init_task")
+s32 BPF_PROG(init_task, struct task_struct *p, struct scx_init_task_args *args)
+{
+	struct task *t = bpf_task_storage_get(&tasks, p, NULL, BPF_LOCAL_STORAGE_GET_F_CREATE);
+
+	if (!t)
+		return -ENOMEM;
+	t->cpu = scx_bpf_task_cpu(p);
+	t->fresh = 1;
+	return 0;
+}
+
+SEC("struct_ops/exit_task")
+void BPF_PROG(exit_task, struct task_struct *p, struct scx_exit_task_args *args)
+{
+	struct task *t = task_of(p);
+	struct thread *thread = t && t->slot ? thread_at(t->slot - 1) : NULL;
+
+	if (!thread)
+		return;
+	wake(thread, false);
+	thread->pid = 0;
+	t->slot = 0;
+}
+
+#define CLOCK_TICK 10000000ULL /* ns, of /proc/PID/stat */
+
+/* Makes a thread one of a real-time VM, or one of no such VM any more. Returns 0, or a negative error. */
+SEC("syscall")
+int assign(struct assignment *a)
+{
+	struct task_struct *p = bpf_task_from_pid(a->pid);
+	struct thread *thread;
+	struct task *t;
+	int done = -ESRCH;
+
+	if (!p)
+		return done;
+	t = task_of(p);
+	if (!t || p->start_boottime / CLOCK_TICK != a->start_tick)
+		goto out;
+	done = 0;
+	thread = t->slot ? thread_at(t->slot - 1) : NULL;
+	if (thread) {
+		wake(thread, false);
+		thread->pid = 0;
+		t->slot = 0;
+	}
+	if (a->slot >= MAX_THREADS)
+		goto out;
+	done = -EINVAL;
+	thread = thread_at(a->slot);
+	if (!thread || a->vm >= MAX_VMS)
+		goto out;
+	__builtin_memset(thread, 0, sizeof(*thread));
+	thread->pid = a->pid;
+	thread->vm = a->vm;
+	thread->role = a->role;
+	thread->cpu = t->cpu;
+	wake(thread, p->scx.flags & core_enum(scx_ent_flags, SCX_TASK_QUEUED));
+	t->slot = a->slot + 1;
+	done = 0;
+out:
+	bpf_task_release(p);
+	return done;
+}
+
+SEC("struct_ops.s/init")
+s32 BPF_PROG(init)
+{
+	s32 failed;
+	int i;
+
+	bpf_for(i, 0, host.cpus) {
+		failed = scx_bpf_create_dsq(i, -1);
+		if (failed)
+			return failed;
+	}
+	bpf_for(i, 0, MAX_THREADS) {
+		failed = scx_bpf_create_dsq(THREAD_QUEUES + i, -1);
+		if (failed)
+			return failed;
+	}
+	return 0;
+}
+
+SEC("struct_ops/exit")
+void BPF_PROG(on_exit, struct scx_exit_info *info)
+{
+	u32 zero = 0;
+	struct exit_info *e = bpf_map_lookup_elem(&ended, &zero);
+
+	if (!e)
+		return;
+	bpf_probe_read_kernel_str(e->reason, sizeof(e->reason), info->reason);
+	bpf_probe_read_kernel_str(e->message, sizeof(e->message), info->msg);
+	e->code = info->exit_code;
+	e->kind = info->kind;
+}
+
+SEC(".struct_ops.link")
+struct sched_ext_ops vcpu = {
+    .select_cpu = (void *)select_cpu,
+    .enqueue = (void *)enqueue,
+    .dispatch = (void *)dispatch,
+    .runnable = (void *)runnable,
+    .running = (void *)running,
+    .stopping = (void *)stopping,
+    .quiescent = (void *)quiescent,
+    .init_task = (void *)init_task,
+    .exit_task = (void *)exit_task,
+    .init = (void *)init,
+    .exit = (void *)on_exit,
+    .timeout_ms = TIMEOUT_MS,
+    .name = "teiji_vcpu",
+};
