@@ -14,10 +14,12 @@ use std::process::ExitCode;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 use teiji_bpf::scx_vcpu::{Role, VcpuScheduler, VmSettings};
-use teiji_host::Root;
 use teiji_model::resource::Task;
 
 fn main() -> ExitCode {
+    // What libbpf and the verifier say: TEIJI_LOG=libbpf=debug
+    let filter = tracing_subscriber::EnvFilter::from_env("TEIJI_LOG");
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(std::io::stderr).init();
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -46,8 +48,8 @@ fn task(id: u32) -> Result<Task> {
 fn run() -> Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let wanted = words.iter().map(|word| parse(word)).collect::<Result<Vec<_>>>()?;
-    let (scheduler, verified) = VcpuScheduler::load()?;
-    let vms = Root::host().vms()?;
+    let (mut scheduler, verified) = VcpuScheduler::load()?;
+    let vms = teiji_host::vms()?;
     for (number, (name, settings)) in (0u32..).zip(&wanted) {
         let vm = vms.iter().find(|vm| vm.name == *name).with_context(|| format!("no VM {name}"))?;
         scheduler.put_vm(number, settings)?;

@@ -29,13 +29,14 @@ struct vm_settings {
 
 struct vm_state {
 	u64 arrivals[PENDING_MAX]; /* by number of the packet */
-	u64 arrived;		   /* packets */
+	u64 arrived;		   /* packets that are or were pending */
 	u64 done;		   /* of these, those that are no longer pending */
 	u64 period_end;
 	u64 used;     /* of the budget, in this period */
 	u64 unasked;  /* of this, without a pending packet */
 	u64 awake;    /* its threads that do not sleep */
-	/* since the VM was added: */
+	/* since the scheduler was loaded: */
+	u64 packets;
 	u64 edf_time;  /* CPU time before others */
 	u64 fair_time; /* CPU time by weight */
 	u64 exhausted; /* periods in which the budget was used up */
@@ -88,7 +89,7 @@ struct assignment {
 	u32 pid;
 	u32 vm;
 	u32 role;
-	u32 slot;	    /* MAX_THREADS: none, the thread is no longer one of a real-time VM */
+	u32 slot;	/* a free one; one that it has already is kept */
 	u64 start_tick; /* of the thread, as /proc says; another one may have got its number meanwhile */
 };
 

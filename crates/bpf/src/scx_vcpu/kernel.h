@@ -40,6 +40,7 @@ struct bpf_iter_num {
 #include <bpf/bpf_tracing.h>
 
 #define ENOMEM 12
+#define EEXIST 17
 #define EINVAL 22
 #define ESRCH 3
 

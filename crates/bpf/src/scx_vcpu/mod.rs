@@ -64,10 +64,10 @@ pub enum Role {
     Vcpu,
 }
 
-/// What a real-time VM has got since it was added.
+/// What a real-time VM has got since the scheduler was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VmStats {
-    /// Packets that came for it.
+    /// Packets that came for it through its taps.
     pub packets: u64,
     /// Packets that it left unanswered for eight times its deadline without sleeping.
     pub expired: u64,
@@ -97,8 +97,11 @@ pub struct ThreadStats {
 /// # Errors
 /// [`Error::NoBtf`]; [`Error::Missing`].
 pub fn supported() -> Result<(), Error> {
+    /// Of sched_ext's functions, the ones that came last.
+    const NEEDED: [&str; 4] =
+        ["__scx_bpf_dsq_insert_vtime", "scx_bpf_dsq_insert___v2", "scx_bpf_dsq_peek", "scx_bpf_task_set_slice"];
     let types = KernelTypes::load()?;
-    if types.has_struct_ops("sched_ext_ops") && types.has_function("__scx_bpf_dsq_insert_vtime") {
+    if types.has_struct_ops("sched_ext_ops") && NEEDED.iter().all(|function| types.has_function(function)) {
         return Ok(());
     }
     Err(Error::Missing {
@@ -167,11 +170,11 @@ impl VcpuScheduler {
         put(&self.ports, "ports", bytes_of(&port), &vm.to_ne_bytes())
     }
 
-    /// A thread is the VM's. Returns false if it has ended.
+    /// A thread is the VM's, until it ends. Returns false if it has ended.
     ///
     /// # Errors
-    /// [`Error::Refused`] if there are [`MAX_THREADS`] already; [`Error::Kernel`].
-    pub fn assign(&self, thread: &Task, vm: u32, role: Role) -> Result<bool, Error> {
+    /// [`Error::Refused`] if there are [`MAX_THREADS`] already; [`Error::Kernel`], also if the thread is another VM's.
+    pub fn assign(&mut self, thread: &Task, vm: u32, role: Role) -> Result<bool, Error> {
         let slots = self.slots()?;
         let own = slots.iter().position(|slot| slot.pid == thread.id);
         let slot = own.or_else(|| slots.iter().position(|slot| slot.pid == 0));
@@ -179,7 +182,7 @@ impl VcpuScheduler {
             doing: format!("schedule thread {} by deadlines", thread.id),
             reason: format!("{MAX_THREADS} threads are already; make fewer VMs real-time"),
         })?;
-        let mut assignment = types::assignment {
+        let assignment = types::assignment {
             pid: thread.id,
             vm,
             role: match role {
@@ -190,10 +193,9 @@ impl VcpuScheduler {
             start_tick: thread.started,
         };
         let mut context = bytes_of(&assignment).to_vec();
-        let program = self.object.progs().find(|p| p.name() == "assign").ok_or_else(|| lacks("assign"))?;
+        let program = self.object.progs_mut().find(|p| p.name() == "assign").ok_or_else(|| lacks("assign"))?;
         let input = ProgramInput { context_in: Some(&mut context), ..Default::default() };
         let done = program.test_run(input).map_err(|e| Error::kernel("assign a thread", e))?;
-        assignment.slot = done.return_value;
         match done.return_value as i32 {
             0 => Ok(true),
             error if error == -libc::ESRCH => Ok(false),
@@ -213,7 +215,7 @@ impl VcpuScheduler {
         let state: types::vm_state =
             value_of(&bytes.map_err(|e| Error::kernel("read the map states", e))?.unwrap_or_default());
         Ok(VmStats {
-            packets: state.arrived,
+            packets: state.packets,
             expired: state.expired,
             before_others: Duration::from_nanos(state.edf_time),
             by_weight: Duration::from_nanos(state.fair_time),

@@ -30,134 +30,11 @@
  */
 #include "kernel.h"
 #include "intf.h"
+#include "maps.bpf.h"
+#include "deadline.bpf.h"
+#include "fair.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
-
-/* ns */
-#define SLICE 3000000ULL	   /* of the fair class */
-#define EDF_SLICE 10000000ULL	   /* at most; less if less of the budget is left */
-#define MIN_SLICE 50000ULL	   /* shorter ones cost more than they divide */
-#define WAKE_GRANULARITY 1000000ULL /* a thread that wakes preempts one that is so far ahead of it */
-#define EDF_WINDOW 50000000ULL
-#define EDF_SHARE 45000000ULL
-#define BALANCE_INTERVAL 20000000ULL
-#define TIMEOUT_MS 10000
-#define EXPIRES 8 /* deadlines after which a packet is no longer pending */
-
-#define NO_DEADLINE (~0ULL)
-#define DEFAULT_WEIGHT 100
-#define MAX_WEIGHT 10000
-
-/* Identifiers of queues. That of a CPU is its number. */
-#define THREAD_QUEUES 0x10000ULL
-
-#define core_enum(type, value) bpf_core_enum_value(enum type, value)
-
-const volatile struct settings_of_host {
-	u32 cpus; /* CPUs that the host may have */
-	u32 pad;
-} host = {.cpus = 1};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_RDONLY_PROG);
-	__uint(max_entries, MAX_VMS);
-	__type(key, u32);
-	__type(value, struct vm_settings);
-} vms SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(map_flags, BPF_F_RDONLY_PROG);
-	__uint(max_entries, 1024);
-	__type(key, struct port);
-	__type(value, u32); /* of a VM */
-} ports SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MAX_VMS);
-	__type(key, u32);
-	__type(value, struct vm_state);
-} states SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MAX_THREADS);
-	__type(key, u32);
-	__type(value, struct thread);
-} threads SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MAX_CPUS);
-	__type(key, u32);
-	__type(value, struct cpu_state);
-} cpus SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, u32);
-	__type(value, struct exit_info);
-} ended SEC(".maps");
-
-/* What is known of every task. */
-struct task {
-	u32 slot; /* plus 1; 0: not of a real-time VM */
-	u32 cpu;  /* whose virtual time its vtime is of, and whose load it is part of while it is runnable */
-	u32 load; /* what it is part of that load with; 0: it is not */
-	u8 before_others; /* since it runs; it is charged for that */
-	u8 packet;	  /* and because a packet is pending */
-	u8 fresh;	  /* it was never queued */
-	u8 pad;
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct task);
-} tasks SEC(".maps");
-
-/* Threads of real-time VMs that may be in their queues, by slot. A bit may be set although the queue is empty. */
-u64 queued[MAX_THREADS / 64];
-
-static __always_inline void mark(u32 slot)
-{
-	__sync_fetch_and_or(&queued[slot / 64 % (MAX_THREADS / 64)], 1ULL << slot % 64);
-}
-
-/* Before its queue is looked at: whoever queues the thread meanwhile marks it again. */
-static __always_inline void unmark(u32 slot)
-{
-	__sync_fetch_and_and(&queued[slot / 64 % (MAX_THREADS / 64)], ~(1ULL << slot % 64));
-}
-
-static __always_inline struct task *task_of(struct task_struct *p)
-{
-	return bpf_task_storage_get(&tasks, p, NULL, 0);
-}
-
-static __always_inline struct cpu_state *cpu_at(u32 cpu)
-{
-	return bpf_map_lookup_elem(&cpus, &cpu);
-}
-
-static __always_inline struct thread *thread_at(u32 slot)
-{
-	return bpf_map_lookup_elem(&threads, &slot);
-}
-
-static __always_inline bool is_before(u64 a, u64 b)
-{
-	return (s64)(a - b) < 0;
-}
-
-static __always_inline u64 least(u64 a, u64 b)
-{
-	return a < b ? a : b;
-}
 
 static __always_inline bool insert(struct task_struct *p, u64 queue, u64 slice, u64 vtime, u64 enq_flags)
 {
@@ -178,178 +55,9 @@ static __always_inline bool move_to_local(u64 queue)
 		   scx_bpf_dsq_move_to_local___v1(queue);
 }
 
-/* ---- deadlines and budgets ---- */
-
-/* Whether a thread goes before others, and with which deadline; or by weight. */
-struct place {
-	u64 deadline; /* NO_DEADLINE: by weight */
-	u64 left;     /* for how long, ns */
-	bool packet;  /* since a packet is pending */
-};
-
-/* Begins another period if the last one has ended. */
-static __always_inline void renew(const struct vm_settings *vm, struct vm_state *s, u64 now)
+static __always_inline void set_slice(struct task_struct *p, u64 slice)
 {
-	u64 end = s->period_end;
-
-	if (is_before(now, end))
-		return;
-	/* the one that changes it begins the period */
-	if (__sync_val_compare_and_swap(&s->period_end, end, now + vm->period) != end)
-		return;
-	if (s->used >= vm->budget)
-		__sync_fetch_and_add(&s->exhausted, 1);
-	s->used = 0;
-	s->unasked = 0;
-}
-
-static __noinline int find_place(u32 vm_index, u64 now, struct place *place)
-{
-	const struct vm_settings *vm = bpf_map_lookup_elem(&vms, &vm_index);
-	struct vm_state *s = bpf_map_lookup_elem(&states, &vm_index);
-	u64 done, oldest, used, unasked, half;
-
-	place->deadline = NO_DEADLINE;
-	place->left = 0;
-	place->packet = false;
-	if (!vm || !s || !vm->budget)
-		return 0;
-	renew(vm, s, now);
-	used = s->used;
-	if (used >= vm->budget)
-		return 0;
-	done = s->done;
-	if (done != s->arrived) {
-		oldest = s->arrivals[done % PENDING_MAX];
-		if (is_before(now, oldest + vm->deadline * EXPIRES)) {
-			place->deadline = oldest + vm->deadline;
-			place->left = vm->budget - used;
-			place->packet = true;
-			return 0;
-		}
-		/* the next one is looked at the next time */
-		if (__sync_val_compare_and_swap(&s->done, done, done + 1) == done)
-			__sync_fetch_and_add(&s->expired, 1);
-	}
-	half = vm->budget / 2;
-	unasked = s->unasked;
-	if (unasked < half) {
-		place->deadline = s->period_end;
-		place->left = least(half - unasked, vm->budget - used);
-	}
-	return 0;
-}
-
-static __always_inline struct place place_of(u32 vm_index, u64 now)
-{
-	struct place place;
-
-	find_place(vm_index, now, &place);
-	return place;
-}
-
-/* A packet has come for a VM. */
-static __always_inline void arrive(u32 vm_index, u64 now)
-{
-	struct vm_state *s = bpf_map_lookup_elem(&states, &vm_index);
-	u64 number;
-
-	if (!s)
-		return;
-	if (s->arrived - s->done >= PENDING_MAX)
-		return; /* those before it keep the VM before others */
-	number = __sync_fetch_and_add(&s->arrived, 1);
-	s->arrivals[number % PENDING_MAX] = now;
-}
-
-/* The VM has sent a packet. */
-static __always_inline void answer(u32 vm_index)
-{
-	struct vm_state *s = bpf_map_lookup_elem(&states, &vm_index);
-	u64 done;
-
-	if (!s)
-		return;
-	done = s->done;
-	if (done != s->arrived)
-		__sync_val_compare_and_swap(&s->done, done, done + 1);
-}
-
-static __always_inline u32 *vm_of(struct net_device *dev)
-{
-	struct port port = {
-	    .netns = BPF_CORE_READ(dev, nd_net.net, net_cookie),
-	    .ifindex = BPF_CORE_READ(dev, ifindex),
-	};
-
-	return bpf_map_lookup_elem(&ports, &port);
-}
-
-SEC("tp_btf/net_dev_start_xmit")
-int BPF_PROG(on_start_xmit, struct sk_buff *skb, struct net_device *dev)
-{
-	u32 *vm = vm_of(dev);
-
-	if (vm)
-		arrive(*vm, bpf_ktime_get_ns());
-	return 0;
-}
-
-SEC("tp_btf/netif_receive_skb")
-int BPF_PROG(on_receive_skb, struct sk_buff *skb)
-{
-	u32 *vm = vm_of(BPF_CORE_READ(skb, dev));
-
-	if (vm)
-		answer(*vm);
-	return 0;
-}
-
-/* ---- the fair queues ---- */
-
-static __always_inline u64 weight_of(struct task_struct *p)
-{
-	u32 weight = p->scx.weight;
-
-	return weight ? least(weight, MAX_WEIGHT) : 1;
-}
-
-static __always_inline u64 virtual(u64 ns, u64 weight)
-{
-	return ns * DEFAULT_WEIGHT / weight;
-}
-
-/* The load of a CPU no longer contains the task. */
-static __always_inline void unload(struct task *t)
-{
-	struct cpu_state *c = t->load ? cpu_at(t->cpu) : NULL;
-
-	if (c)
-		__sync_fetch_and_sub(&c->load, t->load);
-	t->load = 0;
-}
-
-/* The task belongs to another CPU from now on; what it is ahead or behind by is the same there. */
-static __always_inline u64 belong(struct task_struct *p, struct task *t, u32 cpu, u64 vtime)
-{
-	struct cpu_state *from = cpu_at(t->cpu), *to = cpu_at(cpu);
-	bool runnable = t->load;
-
-	if (t->cpu == cpu || !from || !to)
-		return vtime;
-	unload(t);
-	t->cpu = cpu;
-	if (runnable) {
-		t->load = weight_of(p);
-		__sync_fetch_and_add(&to->load, t->load);
-	}
-	return vtime - from->vnow + to->vnow;
-}
-
-/* A task that slept is at most a slice behind, and one that could not run elsewhere as well. */
-static __always_inline u64 limited(u64 vtime, u64 vnow)
-{
-	return is_before(vtime, vnow - SLICE) ? vnow - SLICE : vtime;
+	scx_bpf_task_set_slice(p, slice < MIN_SLICE ? MIN_SLICE : slice);
 }
 
 /* ---- which CPU ---- */
@@ -360,8 +68,8 @@ static __always_inline bool is_idle(struct cpu_state *c)
 	return !c->slot && !c->weight;
 }
 
-/* Whether something that goes before others with this deadline has to wait for what runs on the CPU. */
-static __always_inline bool waits_for(struct cpu_state *c, u64 deadline, u64 now)
+/* Whether a thread that goes before others has to wait for what runs on the CPU. */
+static __always_inline bool waits_for(struct cpu_state *c, u64 deadline, u32 role, u64 now)
 {
 	struct thread *running;
 	u32 slot = c->slot;
@@ -373,7 +81,27 @@ static __always_inline bool waits_for(struct cpu_state *c, u64 deadline, u64 now
 	if (!running)
 		return false;
 	place = place_of(running->vm, now);
-	return place.deadline != NO_DEADLINE && !is_before(deadline, place.deadline);
+	if (place.deadline == NO_DEADLINE)
+		return false;
+	return place.deadline == deadline ? running->role <= role : is_before(place.deadline, deadline);
+}
+
+/* A CPU on which the thread may run and none of a real-time VM does; `cpu` if there is none. */
+static __always_inline s32 without_thread(struct task_struct *p, s32 cpu)
+{
+	struct cpu_state *c;
+	s32 other;
+	int i;
+
+	bpf_for(i, 0, host.cpus) {
+		other = (cpu + i) % host.cpus;
+		if (!bpf_cpumask_test_cpu(other, p->cpus_ptr))
+			continue;
+		c = cpu_at(other);
+		if (c && !c->slot)
+			return other;
+	}
+	return cpu;
 }
 
 SEC("struct_ops/select_cpu")
@@ -382,8 +110,6 @@ s32 BPF_PROG(select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake_flags)
 	struct task *t = task_of(p);
 	bool is_idle = false;
 	s32 cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
-	struct cpu_state *c;
-	int i;
 
 	if (is_idle) {
 		/* it goes at once, and to no queue */
@@ -392,34 +118,27 @@ s32 BPF_PROG(select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake_flags)
 							 0);
 		return cpu;
 	}
-	if (!t || !t->slot || p->nr_cpus_allowed == 1)
-		return prev_cpu;
-	/* where no thread goes before others */
-	bpf_for(i, 0, host.cpus) {
-		cpu = (prev_cpu + i) % host.cpus;
-		if (!bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
-			continue;
-		c = cpu_at(cpu);
-		if (c && !c->slot)
-			return cpu;
-	}
-	return prev_cpu;
+	return t && t->slot && p->nr_cpus_allowed > 1 ? without_thread(p, prev_cpu) : prev_cpu;
 }
 
 /* A thread of a real-time VM is to run on a CPU: the CPU is told if what runs there comes later. */
-static __always_inline void tell(u32 cpu, u64 deadline, u64 now)
+static __always_inline bool tell(u32 cpu, u64 deadline, u32 role, u64 now)
 {
 	struct cpu_state *c = cpu_at(cpu);
 
 	if (!c)
-		return;
-	if (deadline != NO_DEADLINE && !waits_for(c, deadline, now))
+		return false;
+	if (deadline != NO_DEADLINE && !waits_for(c, deadline, role, now)) {
 		scx_bpf_kick_cpu(cpu, core_enum(scx_kick_flags, SCX_KICK_PREEMPT));
-	else if (is_idle(c))
-		scx_bpf_kick_cpu(cpu, core_enum(scx_kick_flags, SCX_KICK_IDLE));
+		return true;
+	}
+	if (!is_idle(c))
+		return false;
+	scx_bpf_kick_cpu(cpu, core_enum(scx_kick_flags, SCX_KICK_IDLE));
+	return true;
 }
 
-/* When a worker gets a packet, the vCPUs of its VM that wait go before others, too. */
+/* Where other threads of the VM wait: they go before others as well, as a packet is pending. */
 static __always_inline void tell_others(u32 slot, u32 vm, u64 deadline, u64 now)
 {
 	struct thread *other;
@@ -427,42 +146,46 @@ static __always_inline void tell_others(u32 slot, u32 vm, u64 deadline, u64 now)
 	u64 bits;
 
 	bpf_for(word, 0, MAX_THREADS / 64) {
-		bits = queued[word];
+		bits = runnable_threads[word];
 		if (!bits)
 			continue;
 		bpf_for(bit, 0, 64) {
 			if (!(bits >> bit & 1) || word * 64 + bit == slot)
 				continue;
 			other = thread_at(word * 64 + bit);
-			if (other && other->vm == vm)
-				tell(other->cpu, deadline, now);
+			if (other && other->vm == vm && scx_bpf_dsq_nr_queued(THREAD_QUEUES + word * 64 + bit) > 0)
+				tell(other->cpu, deadline, other->role, now);
 		}
 	}
 }
 
 static __always_inline void enqueue_thread(struct task_struct *p, struct task *t, u64 enq_flags)
 {
-	u32 slot = t->slot - 1, cpu = scx_bpf_task_cpu(p);
+	u32 slot = t->slot - 1, cpu = scx_bpf_task_cpu(p), elsewhere;
 	struct thread *thread = thread_at(slot);
-	u64 now = bpf_ktime_get_ns(), slice;
+	u64 now = bpf_ktime_get_ns();
 	struct cpu_state *c = cpu_at(cpu);
 	struct place place;
 	s32 idle;
 
 	if (!thread || !c)
 		return;
-	place = place_of(thread->vm, now);
-	thread->vtime = limited(belong(p, t, cpu, thread->vtime), c->vnow);
-	thread->cpu = cpu;
-	slice = place.deadline == NO_DEADLINE ? SLICE : least(place.left, EDF_SLICE);
-	insert(p, THREAD_QUEUES + slot, slice < MIN_SLICE ? MIN_SLICE : slice, 0, enq_flags);
 	mark(slot);
+	place = place_of(thread->vm, now);
+	thread->vtime = belong(p, t, cpu, thread->vtime);
+	thread->cpu = cpu;
+	/* `running` gives it its slice */
+	insert(p, THREAD_QUEUES + slot, SLICE, 0, enq_flags);
 	/* another CPU may be idle */
 	idle = p->nr_cpus_allowed == 1 || is_idle(c) ? -1 : scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
-	if (idle >= 0)
+	if (idle >= 0) {
 		scx_bpf_kick_cpu(idle, core_enum(scx_kick_flags, SCX_KICK_IDLE));
-	else
-		tell(cpu, place.deadline, now);
+	} else if (!tell(cpu, place.deadline, thread->role, now) && place.deadline != NO_DEADLINE &&
+		   p->nr_cpus_allowed > 1) {
+		elsewhere = without_thread(p, cpu);
+		if (elsewhere != cpu)
+			tell(elsewhere, place.deadline, thread->role, now);
+	}
 	if (thread->role == VHOST_WORKER && place.packet)
 		tell_others(slot, thread->vm, place.deadline, now);
 }
@@ -474,6 +197,7 @@ void BPF_PROG(enqueue, struct task_struct *p, u64 enq_flags)
 	struct task *t = task_of(p);
 	u32 cpu = scx_bpf_task_cpu(p);
 	struct cpu_state *c;
+	s32 idle;
 
 	if (t && t->slot) {
 		enqueue_thread(p, t, enq_flags);
@@ -484,14 +208,15 @@ void BPF_PROG(enqueue, struct task_struct *p, u64 enq_flags)
 		insert(p, cpu, SLICE, p->scx.dsq_vtime, enq_flags);
 		return;
 	}
-	vtime = limited(belong(p, t, cpu, p->scx.dsq_vtime), c->vnow);
-	if (t->fresh)
-		vtime = c->vnow;
-	t->fresh = 0;
+	vtime = belong(p, t, cpu, p->scx.dsq_vtime);
 	insert(p, cpu, SLICE, vtime, enq_flags);
-	if (is_idle(c)) {
+	if (is_idle(c))
 		scx_bpf_kick_cpu(cpu, core_enum(scx_kick_flags, SCX_KICK_IDLE));
-	} else if (!c->slot) {
+	/* An idle CPU takes it. Without this, a thread that shares its CPU with one that is bound to it would stay. */
+	idle = p->nr_cpus_allowed == 1 ? -1 : scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
+	if (idle >= 0) {
+		scx_bpf_kick_cpu(idle, core_enum(scx_kick_flags, SCX_KICK_IDLE));
+	} else if (!is_idle(c) && !c->slot) {
 		ahead = c->vtime + virtual(now - c->started, c->weight ?: DEFAULT_WEIGHT);
 		if (is_before(vtime + WAKE_GRANULARITY, ahead))
 			scx_bpf_kick_cpu(cpu, core_enum(scx_kick_flags, SCX_KICK_PREEMPT));
@@ -529,13 +254,13 @@ static __always_inline bool is_better(const struct choice *best, u64 deadline, u
 /* Whether threads that go before others have had their share of this CPU for now. */
 static __always_inline bool is_enough(struct cpu_state *c, u64 now)
 {
-	if (now - c->edf_since >= EDF_WINDOW) {
-		c->edf_since = now;
-		c->edf_time = 0;
-	}
+	u64 windows = (now - c->edf_since) / EDF_WINDOW;
+
+	/* what was beyond the share is taken off the next one */
+	c->edf_since += windows * EDF_WINDOW;
+	c->edf_time -= least(c->edf_time, windows * EDF_SHARE);
 	return c->edf_time >= EDF_SHARE;
 }
-
 
 static __always_inline void consider(struct choice *best, u64 deadline, u32 role, u64 vtime, u64 queue,
 				     u32 slot, bool is_prev)
@@ -578,7 +303,7 @@ static __always_inline void consider_threads(struct choice *best, s32 cpu, struc
 	u32 slot;
 
 	bpf_for(word, 0, MAX_THREADS / 64) {
-		bits = queued[word];
+		bits = runnable_threads[word];
 		if (!bits)
 			continue;
 		bpf_for(bit, 0, 64) {
@@ -648,7 +373,7 @@ static __always_inline u64 begin(struct task_struct *p, struct task *t, struct c
 		if (place.deadline != NO_DEADLINE && !is_enough(c, now)) {
 			t->before_others = 1;
 			t->packet = place.packet;
-			return least(place.left, EDF_SLICE);
+			return least(least(place.left, EDF_SLICE), EDF_SHARE - c->edf_time);
 		}
 	}
 	if (is_before(c->vnow, c->vtime))
@@ -674,11 +399,36 @@ static __always_inline bool balance(s32 cpu, struct cpu_state *c)
 	return found >= 0 && move_to_local(found);
 }
 
+/* What runs goes on. */
+static __always_inline void keep(struct task_struct *prev, struct task *t, struct cpu_state *c, u64 now)
+{
+	set_slice(prev, t ? begin(prev, t, c, now) : SLICE);
+}
+
+/* Takes what waits for other CPUs, as there is nothing else to do. */
+static __always_inline void take(s32 cpu, struct cpu_state *c, u64 now)
+{
+	struct choice best = {};
+	struct cpu_state *other;
+	u32 queue;
+	int i;
+
+	bpf_for(i, 1, host.cpus) {
+		queue = (cpu + i) % host.cpus;
+		other = cpu_at(queue);
+		if (other && other->load && scx_bpf_dsq_nr_queued(queue) > 0 && move_to_local(queue))
+			return;
+	}
+	consider_threads(&best, cpu, c, false, true, now);
+	if (best.found)
+		move_to_local(best.queue);
+}
+
 SEC("struct_ops/dispatch")
 void BPF_PROG(dispatch, s32 cpu, struct task_struct *prev)
 {
 	struct cpu_state *c = cpu_at(cpu);
-	u64 now = bpf_ktime_get_ns(), slice;
+	u64 now = bpf_ktime_get_ns();
 	struct task_struct *first;
 	struct task *t = NULL;
 	bool enough, stays;
@@ -692,12 +442,8 @@ void BPF_PROG(dispatch, s32 cpu, struct task_struct *prev)
 	if (t)
 		charge(prev, t, c, now);
 	enough = is_enough(c, now);
-	if (now - c->balanced >= BALANCE_INTERVAL) {
-		c->balanced = now;
-		if (balance(cpu, c))
-			return;
-	}
-	bpf_for(i, 0, 4) {
+	/* what is chosen may be taken by another CPU meanwhile */
+	bpf_for(i, 0, 3) {
 		struct choice best = {};
 
 		consider_threads(&best, cpu, c, enough, false, now);
@@ -710,38 +456,24 @@ void BPF_PROG(dispatch, s32 cpu, struct task_struct *prev)
 			consider(&best, NO_DEADLINE, 0, c->vtime, 0, 0, true);
 		if (!best.found)
 			break;
+		if (best.deadline == NO_DEADLINE && now - c->balanced >= BALANCE_INTERVAL) {
+			c->balanced = now;
+			if (balance(cpu, c))
+				return;
+		}
 		if (best.is_prev) {
-			slice = t ? begin(prev, t, c, now) : SLICE;
-			scx_bpf_task_set_slice(prev, slice < MIN_SLICE ? MIN_SLICE : slice);
+			keep(prev, t, c, now);
 			return;
 		}
-		if (best.slot)
-			unmark(best.slot - 1);
 		if (move_to_local(best.queue))
 			return;
-		if (best.slot && scx_bpf_dsq_nr_queued(best.queue) > 0)
-			mark(best.slot - 1);
 	}
-	/* a thread that was chosen may not run here, for example as it has disabled migration */
 	if (move_to_local(cpu))
 		return;
-	/* idle: what waits elsewhere */
-	bpf_for(i, 1, host.cpus) {
-		u64 queue = (cpu + i) % host.cpus;
-
-		if (scx_bpf_dsq_nr_queued(queue) > 0 && move_to_local(queue))
-			return;
-	}
-	{
-		struct choice best = {};
-
-		consider_threads(&best, cpu, c, false, true, now);
-		if (!best.found)
-			return;
-		unmark(best.slot - 1);
-		if (!move_to_local(best.queue) && scx_bpf_dsq_nr_queued(best.queue) > 0)
-			mark(best.slot - 1);
-	}
+	if (stays)
+		keep(prev, t, c, now);
+	else
+		take(cpu, c, now);
 }
 
 SEC("struct_ops/running")
@@ -756,21 +488,21 @@ void BPF_PROG(running, struct task_struct *p)
 	if (!t || !c)
 		return;
 	thread = t->slot ? thread_at(t->slot - 1) : NULL;
-	if (thread) {
-		thread->vtime = belong(p, t, cpu, thread->vtime);
-		thread->cpu = cpu;
-		c->vtime = thread->vtime;
-		if (thread->runnable_at) {
-			waited = now - thread->runnable_at;
-			n = waited ? 63 - __builtin_clzll(waited) : 0;
-			__sync_fetch_and_add(&thread->latencies[n < LATENCIES ? n : LATENCIES - 1], 1);
-			thread->runnable_at = 0;
-		}
-	} else {
+	if (!thread) {
 		c->vtime = belong(p, t, cpu, p->scx.dsq_vtime);
+		begin(p, t, c, now);
+		return;
 	}
-	t->fresh = 0;
-	begin(p, t, c, now);
+	thread->vtime = belong(p, t, cpu, thread->vtime);
+	thread->cpu = cpu;
+	c->vtime = thread->vtime;
+	if (thread->runnable_at) {
+		waited = now - thread->runnable_at;
+		n = waited ? 63 - __builtin_clzll(waited) : 0;
+		__sync_fetch_and_add(&thread->latencies[n < LATENCIES ? n : LATENCIES - 1], 1);
+		thread->runnable_at = 0;
+	}
+	set_slice(p, begin(p, t, c, now));
 }
 
 SEC("struct_ops/stopping")
@@ -778,29 +510,38 @@ void BPF_PROG(stopping, struct task_struct *p, bool runnable)
 {
 	struct cpu_state *c = cpu_at(scx_bpf_task_cpu(p));
 	struct task *t = task_of(p);
+	u64 now = bpf_ktime_get_ns();
+	struct thread *thread;
+	struct place place;
 
 	if (!t || !c)
 		return;
-	charge(p, t, c, bpf_ktime_get_ns());
+	charge(p, t, c, now);
 	c->slot = c->weight = 0;
+	thread = t->slot ? thread_at(t->slot - 1) : NULL;
+	if (!thread || thread->role != VHOST_WORKER)
+		return;
+	/* a packet may have come while the worker was awake */
+	place = place_of(thread->vm, now);
+	if (place.packet)
+		tell_others(t->slot - 1, thread->vm, place.deadline, now);
 }
 
 /* ---- tasks ---- */
 
-/* A thread of a real-time VM is awake from now on, or asleep. If all are asleep, the VM has nothing more to do. */
+/* A thread of a real-time VM is awake from now on, or asleep. */
 static __always_inline void wake(struct thread *thread, bool awake)
 {
 	struct vm_state *s;
 	u32 vm = thread->vm;
 
 	s = bpf_map_lookup_elem(&states, &vm);
-	if (!s || thread->awake == awake)
+	if (!s || __sync_val_compare_and_swap(&thread->awake, !awake, awake) == awake)
 		return;
-	thread->awake = awake;
 	if (awake)
 		__sync_fetch_and_add(&s->awake, 1);
 	else if (__sync_fetch_and_add(&s->awake, -1) == 1)
-		s->done = s->arrived;
+		all_done(s, bpf_ktime_get_ns());
 }
 
 SEC("struct_ops/runnable")
@@ -816,6 +557,7 @@ void BPF_PROG(runnable, struct task_struct *p, u64 enq_flags)
 		thread = thread_at(t->slot - 1);
 		if (!thread)
 			return;
+		mark(t->slot - 1);
 		thread->runnable_at = bpf_ktime_get_ns();
 		wake(thread, true);
 		return;
@@ -839,6 +581,7 @@ void BPF_PROG(quiescent, struct task_struct *p, u64 deq_flags)
 	thread = t->slot ? thread_at(t->slot - 1) : NULL;
 	if (!thread)
 		return;
+	unmark(t->slot - 1);
 	thread->runnable_at = 0;
 	if (deq_flags & core_enum(scx_deq_flags, SCX_DEQ_SLEEP))
 		wake(thread, false);
@@ -865,13 +608,14 @@ void BPF_PROG(exit_task, struct task_struct *p, struct scx_exit_task_args *args)
 	if (!thread)
 		return;
 	wake(thread, false);
-	thread->pid = 0;
+	unmark(t->slot - 1);
 	t->slot = 0;
+	thread->pid = 0;
 }
 
 #define CLOCK_TICK 10000000ULL /* ns, of /proc/PID/stat */
 
-/* Makes a thread one of a real-time VM, or one of no such VM any more. Returns 0, or a negative error. */
+/* Makes a thread one of a real-time VM, until it ends. Returns 0, or a negative error. */
 SEC("syscall")
 int assign(struct assignment *a)
 {
@@ -885,26 +629,24 @@ int assign(struct assignment *a)
 	t = task_of(p);
 	if (!t || p->start_boottime / CLOCK_TICK != a->start_tick)
 		goto out;
-	done = 0;
-	thread = t->slot ? thread_at(t->slot - 1) : NULL;
-	if (thread) {
-		wake(thread, false);
-		thread->pid = 0;
-		t->slot = 0;
-	}
-	if (a->slot >= MAX_THREADS)
-		goto out;
 	done = -EINVAL;
-	thread = thread_at(a->slot);
+	thread = thread_at(t->slot ? t->slot - 1 : a->slot);
 	if (!thread || a->vm >= MAX_VMS)
 		goto out;
+	if (t->slot) {
+		/* its VM's count of threads that are awake contains it */
+		done = thread->vm == a->vm && thread->role == a->role ? 0 : -EEXIST;
+		goto out;
+	}
 	__builtin_memset(thread, 0, sizeof(*thread));
 	thread->pid = a->pid;
 	thread->vm = a->vm;
 	thread->role = a->role;
 	thread->cpu = t->cpu;
-	wake(thread, p->scx.flags & core_enum(scx_ent_flags, SCX_TASK_QUEUED));
+	thread->vtime = p->scx.dsq_vtime;
 	t->slot = a->slot + 1;
+	mark(a->slot);
+	wake(thread, p->scx.flags & core_enum(scx_ent_flags, SCX_TASK_QUEUED));
 	done = 0;
 out:
 	bpf_task_release(p);
