@@ -49,8 +49,10 @@ enum scx_dsq_id_flags {
 	SCX_DSQ_LOCAL = 0x8000000000000002ULL,
 };
 
-enum scx_enq_flags {
-	SCX_ENQ_WAKEUP = 1,
+/* The values of the first kernels that have them: these are written into a struct, so they are not relocated. */
+enum scx_ops_flags {
+	SCX_OPS_ENQ_EXITING = 1 << 2,		 /* Linux 6.12 */
+	SCX_OPS_ENQ_MIGRATION_DISABLED = 1 << 4, /* Linux 6.14 */
 };
 
 enum scx_deq_flags {
@@ -85,7 +87,10 @@ struct sk_buff {
 	struct net_device *dev;
 };
 
-struct cpumask;
+/* Not only declared: libbpf compares the kinds of types in the functions' prototypes. */
+struct cpumask {
+	unsigned long bits[1];
+};
 
 struct sched_ext_entity {
 	u32 flags;

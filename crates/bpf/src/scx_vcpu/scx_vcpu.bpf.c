@@ -699,6 +699,8 @@ struct sched_ext_ops vcpu = {
     .exit_task = (void *)exit_task,
     .init = (void *)init,
     .exit = (void *)on_exit,
+    /* Without these the kernel lets such threads run at once, before a deadline is looked at, for 20 ms. */
+    .flags = SCX_OPS_ENQ_EXITING | SCX_OPS_ENQ_MIGRATION_DISABLED,
     .timeout_ms = TIMEOUT_MS,
     .name = "teiji_vcpu",
 };
