@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! vcpu-driver NAME=DEADLINE_US,PERIOD_US,BUDGET_US ...    the real-time VMs, by their names
-//! stats          on its standard input: answered with a line of JSON
+//! stats          on its standard input: answered with a line of JSON and one that says `answer` and which it is
 //! ```
 //! It says `scheduling`, and ends when its input ends or the kernel has returned to its own scheduler, which it says.
 //! It does what an agent would do; VMs that start later are not found.
@@ -69,12 +69,16 @@ fn run() -> Result<()> {
             let _ = send.send(line);
         }
     });
+    let mut answers = 0u32;
     loop {
         if let Some(why) = scheduler.ended()? {
             bail!("the kernel returned to its own scheduler: {why}");
         }
         match lines.recv_timeout(Duration::from_millis(100)) {
-            Ok(_) => println!("{}", stats(&scheduler, wanted.len() as u32)?),
+            Ok(_) => {
+                answers += 1;
+                println!("{}\nanswer {answers}", stats(&scheduler, wanted.len() as u32)?);
+            }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
         }

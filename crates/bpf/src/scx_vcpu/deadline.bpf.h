@@ -38,12 +38,15 @@ static __always_inline void renew(const struct vm_settings *vm, struct vm_state 
 	__sync_fetch_and_sub(&s->unasked, next ? least(unasked, vm->budget / 2) : unasked);
 }
 
-static __noinline int find_place(u32 vm_index, u64 now, struct place *place)
+/* Not static: the verifier looks at it once for each program, not once for each call. */
+__noinline int find_place(u32 vm_index, u64 now, struct place *place)
 {
 	const struct vm_settings *vm = bpf_map_lookup_elem(&vms, &vm_index);
 	struct vm_state *s = bpf_map_lookup_elem(&states, &vm_index);
 	u64 done, oldest, used, unasked, half;
 
+	if (!place)
+		return 0;
 	place->deadline = NO_DEADLINE;
 	place->left = 0;
 	place->packet = false;
@@ -77,7 +80,7 @@ static __noinline int find_place(u32 vm_index, u64 now, struct place *place)
 
 static __always_inline struct place place_of(u32 vm_index, u64 now)
 {
-	struct place place;
+	struct place place = {.deadline = NO_DEADLINE};
 
 	find_place(vm_index, now, &place);
 	return place;

@@ -59,6 +59,10 @@ enum scx_deq_flags {
 	SCX_DEQ_SLEEP = 1,
 };
 
+enum scx_exit_kind {
+	SCX_EXIT_NONE,
+};
+
 enum scx_kick_flags {
 	SCX_KICK_IDLE = 1,
 	SCX_KICK_PREEMPT = 2,
@@ -116,7 +120,7 @@ struct scx_exit_task_args {
 };
 
 struct scx_exit_info {
-	int kind;
+	enum scx_exit_kind kind;
 	s64 exit_code;
 	const char *reason;
 	char *msg;

@@ -292,16 +292,23 @@ static __always_inline void consider_thread(struct choice *best, struct cpu_stat
 		consider(best, place.deadline, thread->role, thread->vtime, THREAD_QUEUES + slot, slot + 1, is_prev);
 }
 
-/* All that may run on a CPU and that waits in queues of real-time VMs' threads. */
-static __always_inline void consider_threads(struct choice *best, s32 cpu, struct cpu_state *c, bool enough,
-					     bool of_others, u64 now)
+/* Of all that waits in queues of real-time VMs' threads and may run on the CPU, those that run by weight on others as well. */
+#define OF_OTHERS 1
+/* Threads that go before others have had their share of the CPU. */
+#define ENOUGH 2
+
+/* All that may run on a CPU and that waits in queues of real-time VMs' threads. Not static: see find_place. */
+__noinline int consider_threads(struct choice *best, s32 cpu, u32 flags, u64 now)
 {
+	struct cpu_state *c = cpu_at(cpu);
 	struct task_struct *p;
 	struct thread *thread;
 	int word, bit;
 	u64 bits;
 	u32 slot;
 
+	if (!best || !c)
+		return 0;
 	bpf_for(word, 0, MAX_THREADS / 64) {
 		bits = runnable_threads[word];
 		if (!bits)
@@ -314,12 +321,13 @@ static __always_inline void consider_threads(struct choice *best, s32 cpu, struc
 			p = scx_bpf_dsq_peek(THREAD_QUEUES + slot);
 			if (!thread || !p || !bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
 				continue;
-			if (thread->cpu != cpu && !of_others &&
+			if (thread->cpu != cpu && !(flags & OF_OTHERS) &&
 			    place_of(thread->vm, now).deadline == NO_DEADLINE)
 				continue;
-			consider_thread(best, c, slot, enough, now, false);
+			consider_thread(best, c, slot, flags & ENOUGH, now, false);
 		}
 	}
+	return 0;
 }
 
 /* Charges what runs for the time since it began, or since this was called last. */
@@ -402,7 +410,8 @@ static __always_inline bool balance(s32 cpu, struct cpu_state *c)
 /* What runs goes on. */
 static __always_inline void keep(struct task_struct *prev, struct task *t, struct cpu_state *c, u64 now)
 {
-	set_slice(prev, t ? begin(prev, t, c, now) : SLICE);
+	if (prev)
+		set_slice(prev, t ? begin(prev, t, c, now) : SLICE);
 }
 
 /* Takes what waits for other CPUs, as there is nothing else to do. */
@@ -419,7 +428,7 @@ static __always_inline void take(s32 cpu, struct cpu_state *c, u64 now)
 		if (other && other->load && scx_bpf_dsq_nr_queued(queue) > 0 && move_to_local(queue))
 			return;
 	}
-	consider_threads(&best, cpu, c, false, true, now);
+	consider_threads(&best, cpu, OF_OTHERS, now);
 	if (best.found)
 		move_to_local(best.queue);
 }
@@ -439,14 +448,14 @@ void BPF_PROG(dispatch, s32 cpu, struct task_struct *prev)
 	stays = prev && prev->scx.flags & core_enum(scx_ent_flags, SCX_TASK_QUEUED);
 	if (stays)
 		t = task_of(prev);
-	if (t)
+	if (prev && t)
 		charge(prev, t, c, now);
 	enough = is_enough(c, now);
 	/* what is chosen may be taken by another CPU meanwhile */
 	bpf_for(i, 0, 3) {
 		struct choice best = {};
 
-		consider_threads(&best, cpu, c, enough, false, now);
+		consider_threads(&best, cpu, enough ? ENOUGH : 0, now);
 		first = scx_bpf_dsq_peek(cpu);
 		if (first)
 			consider(&best, NO_DEADLINE, 0, first->scx.dsq_vtime, cpu, 0, false);
