@@ -86,7 +86,9 @@ fn state() -> String {
 
 /// Waits until the kernel schedules by itself.
 fn until_disabled() {
-    run("for i in $(seq 100); do [ \"$(cat /sys/kernel/sched_ext/state)\" != disabled ] || exit 0; sleep 0.1; done; exit 1");
+    run(
+        "for i in $(seq 100); do [ \"$(cat /sys/kernel/sched_ext/state)\" != disabled ] || exit 0; sleep 0.1; done; exit 1",
+    );
 }
 
 /// CPU time of each process during some seconds, s.
@@ -176,7 +178,8 @@ fn unbound_threads_share_all_cpus() {
     }
     scheduler.stop();
     eprintln!("{used:?}");
-    let (least, most) = (used.iter().copied().fold(f64::MAX, f64::min), used.iter().copied().fold(0.0, f64::max));
+    let (least, most) =
+        (used.iter().copied().fold(f64::MAX, f64::min), used.iter().copied().fold(0.0, f64::max));
     assert!(least > most / 2.5, "{used:?}");
 }
 

@@ -33,7 +33,9 @@ fn main() -> ExitCode {
 fn parse(word: &str) -> Result<(&str, VmSettings)> {
     let (name, times) = word.split_once('=').context("NAME=DEADLINE_US,PERIOD_US,BUDGET_US")?;
     let times = times.split(',').map(|us| Ok(Duration::from_micros(us.parse()?)));
-    let [deadline, period, budget] = times.collect::<Result<Vec<_>>>()?[..] else { bail!("three times: {word}") };
+    let [deadline, period, budget] = times.collect::<Result<Vec<_>>>()?[..] else {
+        bail!("three times: {word}")
+    };
     Ok((name, VmSettings { deadline, period, budget }))
 }
 
@@ -94,8 +96,9 @@ fn stats(scheduler: &VcpuScheduler, vms: u32) -> Result<serde_json::Value> {
         }))
     };
     let all = (0..vms).map(vm).collect::<Result<Vec<_>>>()?;
-    let threads = scheduler.threads()?.into_iter().map(|t| {
-        json!({ "id": t.id, "vm": t.vm, "vcpu": t.role == Role::Vcpu, "waits": t.waits })
-    });
+    let threads = scheduler
+        .threads()?
+        .into_iter()
+        .map(|t| json!({ "id": t.id, "vm": t.vm, "vcpu": t.role == Role::Vcpu, "waits": t.waits }));
     Ok(json!({ "vms": all, "threads": threads.collect::<Vec<_>>() }))
 }

@@ -19,7 +19,8 @@ struct place {
 	bool packet;  /* since a packet is pending */
 };
 
-/* Begins another period if the last one has ended. What was used beyond the budget is taken off the next one. */
+/* Begins another period if the last one has ended. What was used beyond the budget is taken off the next one.
+ */
 static __always_inline void renew(const struct vm_settings *vm, struct vm_state *s, u64 now)
 {
 	u64 end = s->period_end, used, unasked;
@@ -99,7 +100,8 @@ static __always_inline void arrive(u32 vm_index, u64 now)
 		return;
 	__sync_fetch_and_add(&s->packets, 1);
 	/* Others may come at the same time: the arrival is written before it counts. */
-	bpf_for(i, 0, 4) {
+	bpf_for(i, 0, 4)
+	{
 		number = s->arrived;
 		if (number - s->done >= PENDING_MAX)
 			return; /* those before it keep the VM before others */
@@ -122,7 +124,8 @@ static __always_inline void answer(u32 vm_index)
 		__sync_val_compare_and_swap(&s->done, done, done + 1);
 }
 
-/* All threads of the VM are asleep: it has done what its packets asked for, but for one that no thread was told of. */
+/* All threads of the VM are asleep: it has done what its packets asked for, but for one that no thread was
+ * told of. */
 static __always_inline void all_done(struct vm_state *s, u64 now)
 {
 	u64 arrived = s->arrived, done = s->done;

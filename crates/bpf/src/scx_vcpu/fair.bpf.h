@@ -36,8 +36,8 @@ static __always_inline u64 limited(u64 vtime, u64 vnow)
 }
 
 /*
- * The task belongs to this CPU from now on, if it does not yet. Returns its virtual time there: what it is ahead or
- * behind by is the same on each CPU. One that never ran begins now.
+ * The task belongs to this CPU from now on, if it does not yet. Returns its virtual time there: what it is
+ * ahead or behind by is the same on each CPU. One that never ran begins now.
  */
 static __always_inline u64 belong(struct task_struct *p, struct task *t, u32 cpu, u64 vtime)
 {

@@ -32,9 +32,9 @@ struct vm_state {
 	u64 arrived;		   /* packets that are or were pending */
 	u64 done;		   /* of these, those that are no longer pending */
 	u64 period_end;
-	u64 used;     /* of the budget, in this period */
-	u64 unasked;  /* of this, without a pending packet */
-	u64 awake;    /* its threads that do not sleep */
+	u64 used;    /* of the budget, in this period */
+	u64 unasked; /* of this, without a pending packet */
+	u64 awake;   /* its threads that do not sleep */
 	/* since the scheduler was loaded: */
 	u64 packets;
 	u64 edf_time;  /* CPU time before others */
@@ -89,7 +89,7 @@ struct assignment {
 	u32 pid;
 	u32 vm;
 	u32 role;
-	u32 slot;	/* a free one; one that it has already is kept */
+	u32 slot;	/* a free one; not used if the thread has one already */
 	u64 start_tick; /* of the thread, as /proc says; another one may have got its number meanwhile */
 };
 

@@ -4,7 +4,8 @@
  * every access to the running kernel's layout (CO-RE) and finds the members of sched_ext_ops by name, so
  * neither vmlinux.h nor a header of a recent kernel is needed to build.
  *
- * sched_ext's functions are those of Linux 6.19 and newer: since then several take their arguments in a struct.
+ * sched_ext's functions are those of Linux 6.19 and newer: since then several take their arguments in a
+ * struct.
  */
 #ifndef TEIJI_SCX_VCPU_KERNEL_H
 #define TEIJI_SCX_VCPU_KERNEL_H
@@ -43,13 +44,15 @@ struct bpf_iter_num {
 #define EEXIST 17
 #define EINVAL 22
 #define ESRCH 3
+#define ENOSPC 28
 
 /* kernel/sched/ext_internal.h; the values are those of the running kernel (core_enum) */
 enum scx_dsq_id_flags {
 	SCX_DSQ_LOCAL = 0x8000000000000002ULL,
 };
 
-/* The values of the first kernels that have them: these are written into a struct, so they are not relocated. */
+/* The values of the first kernels that have them: these are written into a struct, so they are not relocated.
+ */
 enum scx_ops_flags {
 	SCX_OPS_ENQ_EXITING = 1 << 2,		 /* Linux 6.12 */
 	SCX_OPS_ENQ_MIGRATION_DISABLED = 1 << 4, /* Linux 6.14 */
@@ -165,8 +168,10 @@ extern void scx_bpf_kick_cpu(s32 cpu, u64 flags) __ksym;
 extern s32 scx_bpf_task_cpu(const struct task_struct *p) __ksym;
 extern bool scx_bpf_task_set_slice(struct task_struct *p, u64 slice) __ksym;
 extern bool scx_bpf_task_set_dsq_vtime(struct task_struct *p, u64 vtime) __ksym;
-/* 6.19: returns whether it was done; libbpf leaves out what follows three underscores, the kernel's name has three */
-extern bool scx_bpf_dsq_insert___v2___kernel(struct task_struct *p, u64 dsq_id, u64 slice, u64 enq_flags) __ksym __weak;
+/* 6.19: returns whether it was done; libbpf leaves out what follows three underscores, the kernel's name has
+ * three */
+extern bool scx_bpf_dsq_insert___v2___kernel(struct task_struct *p, u64 dsq_id, u64 slice,
+					     u64 enq_flags) __ksym __weak;
 /* 7.1: with flags */
 extern bool scx_bpf_dsq_move_to_local___v2___kernel(u64 dsq_id, u64 enq_flags) __ksym __weak;
 extern bool scx_bpf_dsq_move_to_local___v1(u64 dsq_id) __ksym __weak;

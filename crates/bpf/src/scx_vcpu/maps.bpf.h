@@ -8,7 +8,7 @@
 #define EDF_SLICE 10000000ULL	    /* at most; less if less of the budget is left */
 #define MIN_SLICE 50000ULL	    /* shorter ones cost more than they divide */
 #define WAKE_GRANULARITY 1000000ULL /* a thread that wakes preempts one that is so far ahead of it */
-#define MAX_AHEAD 200000000ULL	    /* virtual; a thread of little weight waits for the others for no longer */
+#define MAX_AHEAD 200000000ULL /* virtual; a thread of little weight waits for the others for no longer */
 #define EDF_WINDOW 50000000ULL
 #define EDF_SHARE 45000000ULL
 #define BALANCE_INTERVAL 20000000ULL
@@ -100,9 +100,10 @@ struct {
 } tasks SEC(".maps");
 
 /*
- * Threads of real-time VMs that are runnable, by slot: their queues are looked at. A bit is set before its thread is
- * queued and stays until it sleeps, as a thread gets into its queue only after `enqueue` has returned: a bit that
- * were cleared when the thread is taken from the queue could be cleared after the thread was queued again.
+ * Threads of real-time VMs that are runnable, by slot: their queues are looked at. A bit is set before its
+ * thread is queued and stays until it sleeps, as a thread gets into its queue only after `enqueue` has
+ * returned: a bit that were cleared when the thread is taken from the queue could be cleared after the thread
+ * was queued again.
  */
 u64 runnable_threads[MAX_THREADS / 64];
 

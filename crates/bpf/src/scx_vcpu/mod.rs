@@ -98,17 +98,22 @@ pub struct ThreadStats {
 /// [`Error::NoBtf`]; [`Error::Missing`].
 pub fn supported() -> Result<(), Error> {
     /// Of sched_ext's functions, the ones that came last.
-    const NEEDED: [&str; 4] =
-        ["__scx_bpf_dsq_insert_vtime", "scx_bpf_dsq_insert___v2", "scx_bpf_dsq_peek", "scx_bpf_task_set_slice"];
+    const NEEDED: [&str; 4] = [
+        "__scx_bpf_dsq_insert_vtime",
+        "scx_bpf_dsq_insert___v2",
+        "scx_bpf_dsq_peek",
+        "scx_bpf_task_set_slice",
+    ];
     let types = KernelTypes::load()?;
     if types.has_struct_ops("sched_ext_ops") && NEEDED.iter().all(|function| types.has_function(function)) {
         return Ok(());
     }
     Err(Error::Missing {
         what: "sched_ext as of Linux 6.19".into(),
-        consequence: "vCPUs cannot be scheduled by the deadlines of packets; use Linux 6.19 or newer, built with \
+        consequence:
+            "vCPUs cannot be scheduled by the deadlines of packets; use Linux 6.19 or newer, built with \
                       CONFIG_SCHED_CLASS_EXT=y"
-            .into(),
+                .into(),
     })
 }
 
@@ -129,7 +134,8 @@ impl VcpuScheduler {
         let mut open = open()?;
         let host = types::settings_of_host { cpus: cpus()?, ..Default::default() };
         let mut constants = open.maps_mut().find(|m| m.name().to_string_lossy().ends_with(".rodata"));
-        let constants = constants.as_mut().and_then(|m| m.initial_value_mut()).ok_or_else(|| lacks(".rodata"))?;
+        let constants =
+            constants.as_mut().and_then(|m| m.initial_value_mut()).ok_or_else(|| lacks(".rodata"))?;
         constants[..size_of_val(&host)].copy_from_slice(bytes_of(&host));
         let mut object = open.load().map_err(|e| Error::kernel("load the vCPU scheduler", e))?;
         let verified = verified(&object)?;
@@ -175,13 +181,7 @@ impl VcpuScheduler {
     /// # Errors
     /// [`Error::Refused`] if there are [`MAX_THREADS`] already; [`Error::Kernel`], also if the thread is another VM's.
     pub fn assign(&mut self, thread: &Task, vm: u32, role: Role) -> Result<bool, Error> {
-        let slots = self.slots()?;
-        let own = slots.iter().position(|slot| slot.pid == thread.id);
-        let slot = own.or_else(|| slots.iter().position(|slot| slot.pid == 0));
-        let slot = slot.ok_or_else(|| Error::Refused {
-            doing: format!("schedule thread {} by deadlines", thread.id),
-            reason: format!("{MAX_THREADS} threads are already; make fewer VMs real-time"),
-        })?;
+        let free = self.slots()?.iter().position(|slot| slot.pid == 0).unwrap_or(MAX_THREADS as usize);
         let assignment = types::assignment {
             pid: thread.id,
             vm,
@@ -189,16 +189,21 @@ impl VcpuScheduler {
                 Role::VhostWorker => types::thread_role::VHOST_WORKER.0,
                 Role::Vcpu => types::thread_role::VCPU.0,
             },
-            slot: slot as u32,
+            slot: free as u32,
             start_tick: thread.started,
         };
         let mut context = bytes_of(&assignment).to_vec();
-        let program = self.object.progs_mut().find(|p| p.name() == "assign").ok_or_else(|| lacks("assign"))?;
+        let program =
+            self.object.progs_mut().find(|p| p.name() == "assign").ok_or_else(|| lacks("assign"))?;
         let input = ProgramInput { context_in: Some(&mut context), ..Default::default() };
         let done = program.test_run(input).map_err(|e| Error::kernel("assign a thread", e))?;
         match done.return_value as i32 {
             0 => Ok(true),
             error if error == -libc::ESRCH => Ok(false),
+            error if error == -libc::ENOSPC => Err(Error::Refused {
+                doing: format!("schedule thread {} by deadlines", thread.id),
+                reason: format!("{MAX_THREADS} threads are already; make fewer VMs real-time"),
+            }),
             error => Err(Error::Kernel {
                 doing: format!("assign thread {}", thread.id),
                 reason: std::io::Error::from_raw_os_error(-error).to_string(),
@@ -251,7 +256,8 @@ impl VcpuScheduler {
             String::from_utf8_lossy(&bytes).into_owned()
         };
         let (reason, message) = (text(&info.reason), text(&info.message));
-        Ok((info.kind != 0).then(|| [reason, message].into_iter().filter(|t| !t.is_empty()).collect::<Vec<_>>().join(": ")))
+        Ok((info.kind != 0)
+            .then(|| [reason, message].into_iter().filter(|t| !t.is_empty()).collect::<Vec<_>>().join(": ")))
     }
 
     fn slots(&self) -> Result<Vec<types::thread>, Error> {

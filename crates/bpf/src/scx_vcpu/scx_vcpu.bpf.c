@@ -9,24 +9,24 @@
  *                                                   ├──► dispatch: 1. earliest deadline, within the budget
  *   any other thread ──► fair queue of its CPU ─────┘              2. least virtual time
  *
- * Deadlines. A VM for which a packet is pending has the deadline of the oldest one. Without one it has the end
- * of its period, so that a VM that sends is not kept waiting. Nothing is moved between queues when a deadline
- * changes: each thread of a real-time VM has a queue of its own, and `dispatch` compares.
+ * Deadlines. A VM for which a packet is pending has the deadline of the oldest one. Without one it has the
+ * end of its period, so that a VM that sends is not kept waiting. Nothing is moved between queues when a
+ * deadline changes: each thread of a real-time VM has a queue of its own, and `dispatch` compares.
  *
  * Budget. In each period a VM goes before others for at most its budget, half of it without a pending packet:
- * so a guest that never sleeps has half of it left when a packet comes. Beyond its budget its threads have the
- * share of ordinary threads. On each CPU, threads that go before others get at most EDF_SHARE of each
+ * so a guest that never sleeps has half of it left when a packet comes. Beyond its budget its threads have
+ * the share of ordinary threads. On each CPU, threads that go before others get at most EDF_SHARE of each
  * EDF_WINDOW: the others are never kept from running for longer.
  *
  * The fair queues. Each CPU has one, in the order of virtual time: CPU time divided by weight. A thread that
- * slept gets no credit beyond one slice. An idle CPU takes threads of others; every BALANCE_INTERVAL a CPU takes
- * one of the CPU with the greatest load, if that leaves it with no more load than the other has then.
+ * slept gets no credit beyond one slice. An idle CPU takes threads of others; every BALANCE_INTERVAL a CPU
+ * takes one of the CPU with the greatest load, if that leaves it with no more load than the other has then.
  *
  * Assumed: cgroups' weights and `cpu.max` are not considered. One packet of the VM answers the oldest packet
  * that is pending, whatever it contains.
  *
- * When the process that loaded this ends, or a thread does not run for TIMEOUT_MS, or a CPU is added or removed,
- * the kernel returns to its own scheduler.
+ * When the process that loaded this ends, or a thread does not run for TIMEOUT_MS, or a CPU is added or
+ * removed, the kernel returns to its own scheduler.
  */
 #include "kernel.h"
 #include "intf.h"
@@ -50,9 +50,9 @@ static __always_inline bool insert(struct task_struct *p, u64 queue, u64 slice, 
 
 static __always_inline bool move_to_local(u64 queue)
 {
-	return bpf_ksym_exists(scx_bpf_dsq_move_to_local___v2___kernel) ?
-		   scx_bpf_dsq_move_to_local___v2___kernel(queue, 0) :
-		   scx_bpf_dsq_move_to_local___v1(queue);
+	return bpf_ksym_exists(scx_bpf_dsq_move_to_local___v2___kernel)
+		   ? scx_bpf_dsq_move_to_local___v2___kernel(queue, 0)
+		   : scx_bpf_dsq_move_to_local___v1(queue);
 }
 
 static __always_inline void set_slice(struct task_struct *p, u64 slice)
@@ -93,7 +93,8 @@ static __always_inline s32 without_thread(struct task_struct *p, s32 cpu)
 	s32 other;
 	int i;
 
-	bpf_for(i, 0, host.cpus) {
+	bpf_for(i, 0, host.cpus)
+	{
 		other = (cpu + i) % host.cpus;
 		if (!bpf_cpumask_test_cpu(other, p->cpus_ptr))
 			continue;
@@ -145,15 +146,18 @@ static __always_inline void tell_others(u32 slot, u32 vm, u64 deadline, u64 now)
 	int word, bit;
 	u64 bits;
 
-	bpf_for(word, 0, MAX_THREADS / 64) {
+	bpf_for(word, 0, MAX_THREADS / 64)
+	{
 		bits = runnable_threads[word];
 		if (!bits)
 			continue;
-		bpf_for(bit, 0, 64) {
+		bpf_for(bit, 0, 64)
+		{
 			if (!(bits >> bit & 1) || word * 64 + bit == slot)
 				continue;
 			other = thread_at(word * 64 + bit);
-			if (other && other->vm == vm && scx_bpf_dsq_nr_queued(THREAD_QUEUES + word * 64 + bit) > 0)
+			if (other && other->vm == vm &&
+			    scx_bpf_dsq_nr_queued(THREAD_QUEUES + word * 64 + bit) > 0)
 				tell(other->cpu, deadline, other->role, now);
 		}
 	}
@@ -212,7 +216,8 @@ void BPF_PROG(enqueue, struct task_struct *p, u64 enq_flags)
 	insert(p, cpu, SLICE, vtime, enq_flags);
 	if (is_idle(c))
 		scx_bpf_kick_cpu(cpu, core_enum(scx_kick_flags, SCX_KICK_IDLE));
-	/* An idle CPU takes it. Without this, a thread that shares its CPU with one that is bound to it would stay. */
+	/* An idle CPU takes it. Without this, a thread that shares its CPU with one that is bound to it would
+	 * stay. */
 	idle = p->nr_cpus_allowed == 1 ? -1 : scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
 	if (idle >= 0) {
 		scx_bpf_kick_cpu(idle, core_enum(scx_kick_flags, SCX_KICK_IDLE));
@@ -289,15 +294,18 @@ static __always_inline void consider_thread(struct choice *best, struct cpu_stat
 	if (enough && place.deadline != NO_DEADLINE)
 		consider(best, NO_DEADLINE, 0, c->vnow + SLICE, THREAD_QUEUES + slot, slot + 1, is_prev);
 	else
-		consider(best, place.deadline, thread->role, thread->vtime, THREAD_QUEUES + slot, slot + 1, is_prev);
+		consider(best, place.deadline, thread->role, thread->vtime, THREAD_QUEUES + slot, slot + 1,
+			 is_prev);
 }
 
-/* Of all that waits in queues of real-time VMs' threads and may run on the CPU, those that run by weight on others as well. */
+/* Of all that waits in queues of real-time VMs' threads and may run on the CPU, those that run by weight on
+ * others as well. */
 #define OF_OTHERS 1
 /* Threads that go before others have had their share of the CPU. */
 #define ENOUGH 2
 
-/* All that may run on a CPU and that waits in queues of real-time VMs' threads. Not static: see find_place. */
+/* All that may run on a CPU and that waits in queues of real-time VMs' threads. Not static: see find_place.
+ */
 __noinline int consider_threads(struct choice *best, s32 cpu, u32 flags, u64 now)
 {
 	struct cpu_state *c = cpu_at(cpu);
@@ -309,11 +317,13 @@ __noinline int consider_threads(struct choice *best, s32 cpu, u32 flags, u64 now
 
 	if (!best || !c)
 		return 0;
-	bpf_for(word, 0, MAX_THREADS / 64) {
+	bpf_for(word, 0, MAX_THREADS / 64)
+	{
 		bits = runnable_threads[word];
 		if (!bits)
 			continue;
-		bpf_for(bit, 0, 64) {
+		bpf_for(bit, 0, 64)
+		{
 			if (!(bits >> bit & 1))
 				continue;
 			slot = word * 64 + bit;
@@ -397,7 +407,8 @@ static __always_inline bool balance(s32 cpu, struct cpu_state *c)
 	s32 found = -1;
 	int i;
 
-	bpf_for(i, 0, host.cpus) {
+	bpf_for(i, 0, host.cpus)
+	{
 		other = cpu_at(i);
 		if (i != cpu && other && other->load > most && scx_bpf_dsq_nr_queued(i) > 0) {
 			most = other->load;
@@ -422,7 +433,8 @@ static __always_inline void take(s32 cpu, struct cpu_state *c, u64 now)
 	u32 queue;
 	int i;
 
-	bpf_for(i, 1, host.cpus) {
+	bpf_for(i, 1, host.cpus)
+	{
 		queue = (cpu + i) % host.cpus;
 		other = cpu_at(queue);
 		if (other && other->load && scx_bpf_dsq_nr_queued(queue) > 0 && move_to_local(queue))
@@ -452,7 +464,8 @@ void BPF_PROG(dispatch, s32 cpu, struct task_struct *prev)
 		charge(prev, t, c, now);
 	enough = is_enough(c, now);
 	/* what is chosen may be taken by another CPU meanwhile */
-	bpf_for(i, 0, 3) {
+	bpf_for(i, 0, 3)
+	{
 		struct choice best = {};
 
 		consider_threads(&best, cpu, enough ? ENOUGH : 0, now);
@@ -527,6 +540,10 @@ void BPF_PROG(stopping, struct task_struct *p, bool runnable)
 		return;
 	charge(p, t, c, now);
 	c->slot = c->weight = 0;
+	/* One that is preempted by a thread of SCHED_FIFO is queued: with a slice left it would go on before
+	 * a deadline. */
+	if (runnable)
+		scx_bpf_task_set_slice(p, 0);
 	thread = t->slot ? thread_at(t->slot - 1) : NULL;
 	if (!thread || thread->role != VHOST_WORKER)
 		return;
@@ -639,14 +656,18 @@ int assign(struct assignment *a)
 	if (!t || p->start_boottime / CLOCK_TICK != a->start_tick)
 		goto out;
 	done = -EINVAL;
-	thread = thread_at(t->slot ? t->slot - 1 : a->slot);
-	if (!thread || a->vm >= MAX_VMS)
+	if (a->vm >= MAX_VMS)
 		goto out;
-	if (t->slot) {
+	thread = t->slot ? thread_at(t->slot - 1) : NULL;
+	if (thread) {
 		/* its VM's count of threads that are awake contains it */
 		done = thread->vm == a->vm && thread->role == a->role ? 0 : -EEXIST;
 		goto out;
 	}
+	done = -ENOSPC;
+	thread = thread_at(a->slot);
+	if (!thread || thread->pid)
+		goto out;
 	__builtin_memset(thread, 0, sizeof(*thread));
 	thread->pid = a->pid;
 	thread->vm = a->vm;
@@ -668,12 +689,14 @@ s32 BPF_PROG(init)
 	s32 failed;
 	int i;
 
-	bpf_for(i, 0, host.cpus) {
+	bpf_for(i, 0, host.cpus)
+	{
 		failed = scx_bpf_create_dsq(i, -1);
 		if (failed)
 			return failed;
 	}
-	bpf_for(i, 0, MAX_THREADS) {
+	bpf_for(i, 0, MAX_THREADS)
+	{
 		failed = scx_bpf_create_dsq(THREAD_QUEUES + i, -1);
 		if (failed)
 			return failed;
