@@ -210,5 +210,6 @@ fn a_cpu_that_comes_or_goes_ends_it() {
     assert!(ended.text().contains("cpu 3 going offline"), "{}", ended.text());
     run("echo 1 > /sys/devices/system/cpu/cpu3/online");
     Scheduler::start(PROMISED).stop();
-    assert_eq!(run("dmesg | grep -cE 'WARNING|BUG|stall' || true"), "0");
+    // Warnings, oops, RCU's detector of stalls, the watchdog of sched_ext.
+    assert_eq!(run("dmesg | grep -E 'WARNING:|BUG:|lockup|detected stalls|task stall' || true"), "");
 }
