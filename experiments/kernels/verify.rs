@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! {"path_trace":{"programs":{"on_kvm_entry":312, …},"absent":["handle_rx", …]},
-//!  "qdisc_edf":{"refused":"the kernel lacks BPF qdiscs: …"},"preempt_count":true}
+//!  "qdisc_edf":{"refused":"the kernel lacks BPF qdiscs: …"},"scx_vcpu":{"refused":"…"},"preempt_count":true}
 //! ```
 //! `absent` are targets that this kernel does not have; `preempt_count` says whether BPF programs can read the preemption count. The exit code is 0 whatever the kernel answers: the caller
 //! knows what to expect of a kernel.
@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use teiji_bpf::path_trace::{Setup, Tracer, has_preempt_count};
 use teiji_bpf::qdisc_edf::{self, Edf};
+use teiji_bpf::scx_vcpu::VcpuScheduler;
 use teiji_bpf::{Error, Verified, hooks};
 use teiji_model::flow::Watch;
 
@@ -26,6 +27,7 @@ fn main() {
     let all = json!({
         "path_trace": as_json(path_trace()),
         "qdisc_edf": as_json(qdisc_edf()),
+        "scx_vcpu": as_json(scx_vcpu()),
         "preempt_count": match hooks::KernelTypes::load().and_then(|kernel| has_preempt_count(&kernel)) {
             Ok(has) => json!(has),
             Err(error) => json!(error.to_string()),
@@ -51,6 +53,12 @@ fn qdisc_edf() -> Result<Loaded, Error> {
     let pins = Path::new(PINS);
     let (_, programs) = Edf::load(pins)?;
     qdisc_edf::unpin(pins)?;
+    Ok((programs, Vec::new()))
+}
+
+/// Schedules the host for a moment.
+fn scx_vcpu() -> Result<Loaded, Error> {
+    let (_, programs) = VcpuScheduler::load()?;
     Ok((programs, Vec::new()))
 }
 

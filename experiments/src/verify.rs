@@ -16,9 +16,7 @@ const VERIFIER_LIMIT: u64 = 1_000_000;
 pub fn accepts_every_program(host: &LabHost, kernel: Kernel, least: [u32; 2]) -> Result<()> {
     let version = host.kernel();
     ensure!(at_least(version, least), "{version} is {}", kernel.name());
-    // BPF qdiscs exist since Linux 6.16.
-    let has_bpf_qdiscs = kernel == Kernel::Newest;
-    ensure!(at_least(version, [6, 16]) == has_bpf_qdiscs, "{version} is {}", kernel.name());
+    ensure!(at_least(version, [6, 19]) == (kernel == Kernel::Newest), "{version} is {}", kernel.name());
     // The other modules whose functions are probed are loaded by then.
     let printed = host.run("modprobe vfio-pci && /mnt/bin/verify")?.ok()?;
     let all: Value = serde_json::from_str(&printed)?;
@@ -26,11 +24,18 @@ pub fn accepts_every_program(host: &LabHost, kernel: Kernel, least: [u32; 2]) ->
     // A distribution's kernel has its variables in its table of symbols.
     ensure!(all["preempt_count"] == true, "{printed}");
     let mut expected = vec![("path_trace", 40)];
-    if has_bpf_qdiscs {
-        expected.push(("qdisc_edf", 5));
-    } else {
-        let why = all["qdisc_edf"]["refused"].as_str().context("qdisc_edf is not refused")?;
-        ensure!(why.contains("lacks BPF qdiscs") && why.contains("Linux 6.16"), "{why}");
+    // Since Linux 6.19 sched_ext has the functions that are used; the lab has no kernel between 6.12 and its newest one.
+    let newer = [
+        ("qdisc_edf", 5, "lacks BPF qdiscs", "Linux 6.16"),
+        ("scx_vcpu", 14, "lacks sched_ext as of Linux 6.19", "CONFIG_SCHED_CLASS_EXT"),
+    ];
+    for (object, count, lacking, cure) in newer {
+        if kernel == Kernel::Newest {
+            expected.push((object, count));
+        } else {
+            let why = all[object]["refused"].as_str().with_context(|| format!("{object} is not refused"))?;
+            ensure!(why.contains(lacking) && why.contains(cure), "{why}");
+        }
     }
     for (object, count) in expected {
         let programs = all[object]["programs"].as_object().with_context(|| format!("{object}: {printed}"))?;

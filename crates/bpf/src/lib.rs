@@ -5,6 +5,7 @@
 //! | [`hooks`] | which functions and tracepoints of the running kernel the programs can be attached to |
 //! | [`path_trace`] | follows packets between NIC and guest |
 //! | [`qdisc_edf`] | sends packets by their deadlines |
+//! | [`scx_vcpu`] | schedules the threads of real-time VMs by the deadlines of their packets |
 //! | `common` | pinned maps: their pins, versions and writers, the heartbeat, maps shared by objects |
 //! | `object` | maps and programs of loaded objects |
 //!
@@ -15,6 +16,7 @@ pub mod hooks;
 mod object;
 pub mod path_trace;
 pub mod qdisc_edf;
+pub mod scx_vcpu;
 
 pub use object::Verified;
 

@@ -5,6 +5,7 @@
 //! | `pins` | folders of a BPF file system that have the pins, each replaced as a whole |
 //! | `abi` | the version and the layout of each pinned map, checked when it is opened |
 //! | `map` | typed access: any process reads, one writes |
+//! | `netns` | the network namespace of this process, as programs see it |
 //! | `number` | maps of one number that a process accesses by mapped memory |
 //! | `heartbeat` | the time at which the agent last said that it runs; also `heartbeat.bpf.h` |
 //! | `share` | gives an object the pinned maps of another, instead of maps of its own |
@@ -24,6 +25,7 @@ pub(crate) mod heartbeat;
 pub(crate) mod map;
 #[cfg(test)]
 pub(crate) mod mounted;
+pub(crate) mod netns;
 pub(crate) mod number;
 pub(crate) mod pins;
 pub(crate) mod share;

@@ -30,13 +30,11 @@
 //! | `slots` | links: their settings and state, and which qdisc has them |
 //! | `channels` | channels: their indices and names |
 //! | `writer` | changes of links and channels, one process at a time |
-//! | `netns` | the network namespace of links |
 //! | `stats` | packet statistics |
 mod channels;
 mod link;
 mod load;
 mod maps;
-mod netns;
 mod owner;
 #[cfg(test)]
 mod sent_check;
@@ -59,6 +57,7 @@ pub use owner::{PinState, Programs, QdiscOwner, unpin};
 use crate::Error;
 use crate::common::heartbeat::HeartbeatAge;
 use crate::common::map::ReadMap;
+use crate::common::netns;
 use crate::common::number::Number;
 use crate::common::pins::Pins;
 use maps::Maps;

@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
 /// A number that identifies the namespace and is not reused until the next boot (`SO_NETNS_COOKIE`, socket(7)).
-pub(super) fn cookie() -> Result<u64, Error> {
+pub(crate) fn cookie() -> Result<u64, Error> {
     let error =
         |e: Errno| Error::Kernel { doing: "tell the network namespace".to_string(), reason: e.desc().into() };
     let fd = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None).map_err(error)?;

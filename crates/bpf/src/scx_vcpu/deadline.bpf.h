@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Deadlines and budgets of real-time VMs: whether a VM's threads go before others, and with which deadline.
+ *
+ * Packets of a VM are numbered. Those from `done` to `arrived` are pending:
+ *
+ *   net_dev_start_xmit on its tap ──► arrived + 1
+ *   netif_receive_skb from its tap, its threads all asleep, expired ──► done + 1, or all of them
+ */
+#ifndef TEIJI_SCX_VCPU_DEADLINE_BPF_H
+#define TEIJI_SCX_VCPU_DEADLINE_BPF_H
+
+#include "maps.bpf.h"
+
+/* Whether a thread goes before others, and with which deadline; or by weight. */
+struct place {
+	u64 deadline; /* NO_DEADLINE: by weight */
+	u64 left;     /* for how long, ns */
+	bool packet;  /* since a packet is pending */
+};
+
+/* Begins another period if the last one has ended. What was used beyond the budget is taken off the next one.
+ */
+static __always_inline void renew(const struct vm_settings *vm, struct vm_state *s, u64 now)
+{
+	u64 end = s->period_end, used, unasked;
+	bool next = now - end < vm->period;
+
+	if (is_before(now, end))
+		return;
+	/* the one that changes it begins the period */
+	if (__sync_val_compare_and_swap(&s->period_end, end, (next ? end : now) + vm->period) != end)
+		return;
+	used = s->used;
+	unasked = s->unasked;
+	if (used >= vm->budget)
+		__sync_fetch_and_add(&s->exhausted, 1);
+	__sync_fetch_and_sub(&s->used, next ? least(used, vm->budget) : used);
+	__sync_fetch_and_sub(&s->unasked, next ? least(unasked, vm->budget / 2) : unasked);
+}
+
+/* Not static: the verifier looks at it once for each program, not once for each call. */
+__noinline int find_place(u32 vm_index, u64 now, struct place *place)
+{
+	const struct vm_settings *vm = bpf_map_lookup_elem(&vms, &vm_index);
+	struct vm_state *s = bpf_map_lookup_elem(&states, &vm_index);
+	u64 done, oldest, used, unasked, half;
+
+	if (!place)
+		return 0;
+	place->deadline = NO_DEADLINE;
+	place->left = 0;
+	place->packet = false;
+	if (!vm || !s || !vm->budget)
+		return 0;
+	renew(vm, s, now);
+	used = s->used;
+	if (used >= vm->budget)
+		return 0;
+	done = s->done;
+	if (done != s->arrived) {
+		oldest = s->arrivals[done % PENDING_MAX];
+		if (is_before(now, oldest + vm->deadline * EXPIRES)) {
+			place->deadline = oldest + vm->deadline;
+			place->left = vm->budget - used;
+			place->packet = true;
+			return 0;
+		}
+		/* the next one is looked at the next time */
+		if (__sync_val_compare_and_swap(&s->done, done, done + 1) == done)
+			__sync_fetch_and_add(&s->expired, 1);
+	}
+	half = vm->budget / 2;
+	unasked = s->unasked;
+	if (unasked < half) {
+		place->deadline = s->period_end;
+		place->left = least(half - unasked, vm->budget - used);
+	}
+	return 0;
+}
+
+static __always_inline struct place place_of(u32 vm_index, u64 now)
+{
+	struct place place = {.deadline = NO_DEADLINE};
+
+	find_place(vm_index, now, &place);
+	return place;
+}
+
+/* ---- packets ---- */
+
+/* A packet has come for a VM. */
+static __always_inline void arrive(u32 vm_index, u64 now)
+{
+	struct vm_state *s = bpf_map_lookup_elem(&states, &vm_index);
+	u64 number;
+	int i;
+
+	if (!s)
+		return;
+	__sync_fetch_and_add(&s->packets, 1);
+	/* Others may come at the same time: the arrival is written before it counts. */
+	bpf_for(i, 0, 4)
+	{
+		number = s->arrived;
+		if (number - s->done >= PENDING_MAX)
+			return; /* those before it keep the VM before others */
+		s->arrivals[number % PENDING_MAX] = now;
+		if (__sync_val_compare_and_swap(&s->arrived, number, number + 1) == number)
+			return;
+	}
+}
+
+/* The VM has sent a packet. */
+static __always_inline void answer(u32 vm_index)
+{
+	struct vm_state *s = bpf_map_lookup_elem(&states, &vm_index);
+	u64 done;
+
+	if (!s)
+		return;
+	done = s->done;
+	if (done != s->arrived)
+		__sync_val_compare_and_swap(&s->done, done, done + 1);
+}
+
+/* All threads of the VM are asleep: it has done what its packets asked for, but for one that no thread was
+ * told of. */
+static __always_inline void all_done(struct vm_state *s, u64 now)
+{
+	u64 arrived = s->arrived, done = s->done;
+
+	if (arrived != done && now - s->arrivals[(arrived - 1) % PENDING_MAX] < JUST_ARRIVED)
+		arrived--;
+	if (arrived != done)
+		__sync_val_compare_and_swap(&s->done, done, arrived);
+}
+
+static __always_inline u32 *vm_of(struct net_device *dev)
+{
+	struct port port = {
+	    .netns = BPF_CORE_READ(dev, nd_net.net, net_cookie),
+	    .ifindex = BPF_CORE_READ(dev, ifindex),
+	};
+
+	return bpf_map_lookup_elem(&ports, &port);
+}
+
+SEC("tp_btf/net_dev_start_xmit")
+int BPF_PROG(on_start_xmit, struct sk_buff *skb, struct net_device *dev)
+{
+	u32 *vm = vm_of(dev);
+
+	if (vm)
+		arrive(*vm, bpf_ktime_get_ns());
+	return 0;
+}
+
+SEC("tp_btf/netif_receive_skb")
+int BPF_PROG(on_receive_skb, struct sk_buff *skb)
+{
+	u32 *vm = vm_of(BPF_CORE_READ(skb, dev));
+
+	if (vm)
+		answer(*vm);
+	return 0;
+}
+
+#endif

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What scx_vcpu and its Rust half share; the Rust types are generated from this. Times are in ns of
+ * CLOCK_MONOTONIC.
+ */
+#ifndef TEIJI_SCX_VCPU_INTF_H
+#define TEIJI_SCX_VCPU_INTF_H
+
+enum vcpu_limits {
+	MAX_CPUS = 1024,
+	MAX_VMS = 64,	   /* real-time VMs */
+	MAX_THREADS = 256, /* vCPUs and vhost workers of these */
+	PENDING_MAX = 64,  /* packets of a VM whose arrivals are kept */
+	LATENCIES = 32,	   /* of a histogram; number n: from 2^n ns on */
+};
+
+/* What a thread of a real-time VM does. Of two with one deadline the lower goes first. */
+enum thread_role {
+	VHOST_WORKER,
+	VCPU,
+};
+
+/* Written by processes. */
+struct vm_settings {
+	u64 deadline; /* from a packet's arrival at a tap of the VM */
+	u64 period;   /* of the budget */
+	u64 budget;   /* CPU time in each period for which the VM goes before others; 0: the VM is not used */
+};
+
+struct vm_state {
+	u64 arrivals[PENDING_MAX]; /* by number of the packet */
+	u64 arrived;		   /* packets that are or were pending */
+	u64 done;		   /* of these, those that are no longer pending */
+	u64 period_end;
+	u64 used;    /* of the budget, in this period */
+	u64 unasked; /* of this, without a pending packet */
+	u64 awake;   /* its threads that do not sleep */
+	/* since the scheduler was loaded: */
+	u64 packets;
+	u64 edf_time;  /* CPU time before others */
+	u64 fair_time; /* CPU time by weight */
+	u64 exhausted; /* periods in which the budget was used up */
+	u64 expired;   /* packets that were pending too long */
+};
+
+struct thread {
+	u64 vtime;	 /* in the fair queue of its CPU */
+	u64 runnable_at; /* when it became runnable; 0: it is not or runs */
+	u32 pid;	 /* thread id; 0: the slot is free */
+	u32 vm;
+	u32 role; /* enum thread_role */
+	u32 cpu;  /* on which it was last queued or ran */
+	u32 awake;
+	u32 pad;
+	u64 latencies[LATENCIES]; /* from runnable to running */
+};
+
+/* A tap. */
+struct port {
+	u64 netns; /* cookie */
+	u32 ifindex;
+	u32 pad;
+};
+
+struct cpu_state {
+	u64 vnow; /* virtual time of the fair queue */
+	u64 load; /* sum of the weights of the runnable threads of the fair class that belong to the CPU */
+	u64 balanced;  /* when its load was last compared with others */
+	u64 edf_since; /* start of the window */
+	u64 edf_time;  /* in this window, of threads before others */
+	/* what runs: */
+	u64 started;
+	u64 vtime;
+	u32 slot;   /* of a real-time VM's thread, plus 1; 0: another */
+	u32 weight; /* of another; 0: the CPU is idle */
+};
+
+/* Why the scheduler ended. */
+struct exit_info {
+	u32 kind; /* enum scx_exit_kind of the kernel; 0: it runs */
+	u32 pad;
+	s64 code;
+	char reason[64];
+	char message[192];
+};
+
+/* What `assign` is given: a thread of a VM. */
+struct assignment {
+	u32 pid;
+	u32 vm;
+	u32 role;
+	u32 slot;	/* a free one; not used if the thread has one already */
+	u64 start_tick; /* of the thread, as /proc says; another one may have got its number meanwhile */
+};
+
+#endif

@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The maps of scx_vcpu, the figures that it goes by, and what every part of it uses. */
+#ifndef TEIJI_SCX_VCPU_MAPS_BPF_H
+#define TEIJI_SCX_VCPU_MAPS_BPF_H
+
+/* ns */
+#define SLICE 3000000ULL	    /* of the fair class */
+#define EDF_SLICE 10000000ULL	    /* at most; less if less of the budget is left */
+#define MIN_SLICE 50000ULL	    /* shorter ones cost more than they divide */
+#define WAKE_GRANULARITY 1000000ULL /* a thread that wakes preempts one that is so far ahead of it */
+#define MAX_AHEAD 200000000ULL /* virtual; a thread of little weight waits for the others for no longer */
+#define EDF_WINDOW 50000000ULL
+#define EDF_SHARE 45000000ULL
+#define BALANCE_INTERVAL 20000000ULL
+#define JUST_ARRIVED 200000ULL /* a packet may have been queued for a worker without its being woken yet */
+#define TIMEOUT_MS 10000
+#define EXPIRES 8 /* deadlines after which a packet is no longer pending */
+
+#define NO_DEADLINE (~0ULL)
+#define DEFAULT_WEIGHT 100
+#define MAX_WEIGHT 10000
+
+/* Identifiers of queues. That of a CPU is its number. */
+#define THREAD_QUEUES 0x10000ULL
+
+#define core_enum(type, value) bpf_core_enum_value(enum type, value)
+
+const volatile struct settings_of_host {
+	u32 cpus; /* CPUs that the host may have */
+	u32 pad;
+} host = {.cpus = 1};
+
+/* Names the types in the object's BTF so that the Rust half can be generated. */
+struct {
+	enum vcpu_limits vcpu_limits;
+	enum thread_role thread_role;
+	struct assignment assignment;
+} layouts SEC(".data.layouts");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_RDONLY_PROG);
+	__uint(max_entries, MAX_VMS);
+	__type(key, u32);
+	__type(value, struct vm_settings);
+} vms SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_RDONLY_PROG);
+	__uint(max_entries, 1024);
+	__type(key, struct port);
+	__type(value, u32); /* of a VM */
+} ports SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_VMS);
+	__type(key, u32);
+	__type(value, struct vm_state);
+} states SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_THREADS);
+	__type(key, u32);
+	__type(value, struct thread);
+} threads SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_CPUS);
+	__type(key, u32);
+	__type(value, struct cpu_state);
+} cpus SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct exit_info);
+} ended SEC(".maps");
+
+/* What is known of every task. */
+struct task {
+	u32 slot; /* plus 1; 0: not of a real-time VM */
+	u32 cpu;  /* whose virtual time its vtime is of, and whose load it is part of while it is runnable */
+	u32 load; /* what it is part of that load with; 0: it is not */
+	u8 before_others; /* since it runs; it is charged for that */
+	u8 packet;	  /* and because a packet is pending */
+	u8 fresh;	  /* it was never queued and never ran */
+	u8 pad;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct task);
+} tasks SEC(".maps");
+
+/*
+ * Threads of real-time VMs that are runnable, by slot: their queues are looked at. A bit is set before its
+ * thread is queued and stays until it sleeps, as a thread gets into its queue only after `enqueue` has
+ * returned: a bit that were cleared when the thread is taken from the queue could be cleared after the thread
+ * was queued again.
+ */
+u64 runnable_threads[MAX_THREADS / 64];
+
+static __always_inline void mark(u32 slot)
+{
+	__sync_fetch_and_or(&runnable_threads[slot / 64 % (MAX_THREADS / 64)], 1ULL << slot % 64);
+}
+
+static __always_inline void unmark(u32 slot)
+{
+	__sync_fetch_and_and(&runnable_threads[slot / 64 % (MAX_THREADS / 64)], ~(1ULL << slot % 64));
+}
+
+static __always_inline struct task *task_of(struct task_struct *p)
+{
+	return bpf_task_storage_get(&tasks, p, NULL, 0);
+}
+
+static __always_inline struct cpu_state *cpu_at(u32 cpu)
+{
+	return bpf_map_lookup_elem(&cpus, &cpu);
+}
+
+static __always_inline struct thread *thread_at(u32 slot)
+{
+	return bpf_map_lookup_elem(&threads, &slot);
+}
+
+static __always_inline bool is_before(u64 a, u64 b)
+{
+	return (s64)(a - b) < 0;
+}
+
+static __always_inline u64 least(u64 a, u64 b)
+{
+	return a < b ? a : b;
+}
+
+#endif

@@ -1,0 +1,215 @@
+//! The scheduler scx_vcpu with a real guest, in one boot of the lab. Needs root; takes minutes if the lab host is emulated.
+//!
+//! ```text
+//!  peer: caller ─ uplink ─ bridge ─ tap ─► vhost worker ┐ CPU 2, with busy loops
+//!                                          vCPU         ┘
+//! ```
+
+#![allow(clippy::unwrap_used, reason = "a test ends by them")]
+
+use serde_json::Value;
+use std::cell::Cell;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+use teiji_experiments::load;
+use teiji_experiments::tracing::Lab;
+use teiji_lab::harness::{self, Shared};
+use teiji_lab::{Child, Guest, GuestSpec, Spec};
+
+const CPU: u32 = load::VCPU_CPU;
+const START: Duration = Duration::from_secs(120);
+/// Deadline, period and budget, µs.
+const PROMISED: &str = "vm1=5000,20000,10000";
+
+static LAB: Shared<Lab> = Shared::new("the lab", || {
+    let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("vcpu");
+    Lab::boot_as(&out, Spec::default()).unwrap()
+});
+/// A guest whose vCPU and vhost worker share a CPU, with an echo server.
+static VM1: Shared<(Guest<'static>, Child)> = Shared::new("the guest vm1", || {
+    let spec = GuestSpec { pins: vec![CPU], vhost_cpu: Some(CPU), ..GuestSpec::named("vm1") };
+    let guest = LAB.host.guest(&spec).unwrap();
+    let server = load::echo_server(&LAB.host, &guest).unwrap();
+    (guest, server)
+});
+
+fn main() -> ExitCode {
+    let tests = teiji_lab::tests![
+        requests_are_answered_beside_busy_loops,
+        a_busy_guest_answers_and_goes_before_others_within_its_budget,
+        others_get_shares_by_their_weights,
+        unbound_threads_share_all_cpus,
+        a_guest_boots_under_it,
+        without_its_owner_the_kernel_schedules,
+        a_cpu_that_comes_or_goes_ends_it,
+    ];
+    harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))
+}
+
+/// The scheduler while it schedules.
+struct Scheduler {
+    driver: Child,
+    asked: Cell<u32>,
+}
+
+impl Scheduler {
+    fn start(vms: &str) -> Scheduler {
+        let child = LAB.host.spawn(&format!("exec /mnt/bin/vcpu-driver {vms}")).unwrap();
+        eprintln!("{}", child.wait_for("scheduling", START).unwrap());
+        assert_eq!(state(), "enabled");
+        Scheduler { driver: child, asked: Cell::new(0) }
+    }
+
+    fn stats(&self) -> Value {
+        self.driver.write(b"stats\n").unwrap();
+        self.asked.set(self.asked.get() + 1);
+        let printed = self.driver.wait_for(&format!("answer {}\n", self.asked.get()), START).unwrap();
+        serde_json::from_str(printed.lines().rev().find(|line| line.starts_with('{')).unwrap()).unwrap()
+    }
+
+    fn stop(self) {
+        self.driver.close_input().unwrap();
+        let ended = self.driver.wait().unwrap();
+        assert_eq!(ended.code, 0, "{} {}", ended.text(), ended.err_text());
+        assert_eq!(state(), "disabled");
+    }
+}
+
+fn run(sh: &str) -> String {
+    LAB.host.run(sh).unwrap().ok().unwrap().trim().to_owned()
+}
+
+fn state() -> String {
+    run("cat /sys/kernel/sched_ext/state")
+}
+
+/// Waits until the kernel schedules by itself.
+fn until_disabled() {
+    run(
+        "for i in $(seq 100); do [ \"$(cat /sys/kernel/sched_ext/state)\" != disabled ] || exit 0; sleep 0.1; done; exit 1",
+    );
+}
+
+/// CPU time of each process during some seconds, s.
+fn used(pids: &[u32], seconds: u32) -> Vec<f64> {
+    let list: Vec<String> = pids.iter().map(u32::to_string).collect();
+    let read = format!(
+        "read_all() {{ for p in {}; do cat /proc/$p/task/*/schedstat | awk '{{ ns += $1 }} END {{ printf \"%.0f\\n\", ns }}'; done; }}; \
+         read_all; sleep {seconds}; read_all",
+        list.join(" ")
+    );
+    let printed = run(&read);
+    let all: Vec<f64> = printed.lines().map(|line| line.parse::<f64>().unwrap() / 1e9).collect();
+    let (before, after) = all.split_at(pids.len());
+    after.iter().zip(before).map(|(after, before)| after - before).collect()
+}
+
+/// A process that uses all the CPU time that it gets.
+fn hog(prefix: &str) -> (Child, u32) {
+    let child = LAB.host.spawn(&format!("echo started; exec {prefix} sh -c 'while :; do :; done'")).unwrap();
+    child.wait_for("started", START).unwrap();
+    let id = child.id().unwrap();
+    (child, id)
+}
+
+fn requests_are_answered_beside_busy_loops() {
+    let guest = &VM1.0;
+    let _hogs = load::hogs(&LAB.host, CPU, 4).unwrap();
+    let without = load::echo(&LAB.host, guest, 30.0, 200).unwrap();
+    let scheduler = Scheduler::start(PROMISED);
+    let with = load::echo(&LAB.host, guest, 30.0, 200).unwrap();
+    let stats = scheduler.stats();
+    scheduler.stop();
+    eprintln!("without: {without:?}\nwith: {with:?}\n{stats}");
+    assert!(with.received + 2 >= with.sent, "{with:?}");
+    assert!(with.p50_ns * 2 < without.p50_ns);
+    assert!(with.p99_ns < without.p99_ns);
+    assert!(stats["vms"][0]["packets"].as_u64().unwrap() >= with.received);
+}
+
+fn a_busy_guest_answers_and_goes_before_others_within_its_budget() {
+    let guest = &VM1.0;
+    let _hogs = load::hogs(&LAB.host, CPU, 4).unwrap();
+    let busy = guest.spawn("echo started; exec sh -c 'while :; do :; done'").unwrap();
+    busy.wait_for("started", START).unwrap();
+    let scheduler = Scheduler::start(PROMISED);
+    let answered = load::echo(&LAB.host, guest, 30.0, 200).unwrap();
+    let before = scheduler.stats();
+    let began = std::time::Instant::now();
+    std::thread::sleep(Duration::from_secs(10));
+    let after = scheduler.stats();
+    let seconds = began.elapsed().as_secs_f64();
+    scheduler.stop();
+    busy.kill().unwrap();
+    let grown = |what: &str| {
+        let of = |stats: &Value| stats["vms"][0][what].as_u64().unwrap() as f64;
+        (of(&after) - of(&before)) / 1e9 / seconds
+    };
+    let (first, fair) = (grown("before_others_ns"), grown("by_weight_ns"));
+    eprintln!("{answered:?}: {first:.3} of the CPU before others, {fair:.3} by weight");
+    assert!(answered.received + 2 >= answered.sent, "{answered:?}");
+    // Half of the budget of 0.5, as no packet is pending; and of the rest a fifth, as one of five threads.
+    assert!((0.2..0.3).contains(&first), "{first}");
+    assert!((0.1..0.25).contains(&fair), "{fair}");
+}
+
+fn others_get_shares_by_their_weights() {
+    let scheduler = Scheduler::start("");
+    let hogs = [hog(&format!("taskset -c {CPU}")), hog(&format!("taskset -c {CPU} nice -n 5"))];
+    let used = used(&hogs.each_ref().map(|(_, pid)| *pid), 10);
+    for (child, _) in &hogs {
+        child.kill().unwrap();
+    }
+    scheduler.stop();
+    eprintln!("{used:?}");
+    // kernel/sched/core.c, sched_prio_to_weight: 1024 and 335
+    let share = used[0] / (used[0] + used[1]);
+    assert!((0.70..0.80).contains(&share), "{share}");
+}
+
+fn unbound_threads_share_all_cpus() {
+    let scheduler = Scheduler::start("");
+    // Six on four CPUs: nobody can keep a CPU of its own.
+    let hogs: Vec<(Child, u32)> = (0..6).map(|_| hog("")).collect();
+    let used = used(&hogs.iter().map(|(_, pid)| *pid).collect::<Vec<_>>(), 20);
+    for (child, _) in &hogs {
+        child.kill().unwrap();
+    }
+    scheduler.stop();
+    eprintln!("{used:?}");
+    let (least, most) =
+        (used.iter().copied().fold(f64::MAX, f64::min), used.iter().copied().fold(0.0, f64::max));
+    assert!(least > most / 2.5, "{used:?}");
+}
+
+fn a_guest_boots_under_it() {
+    let scheduler = Scheduler::start(PROMISED);
+    let guest = LAB.host.guest(&GuestSpec::named("vm2")).unwrap();
+    assert_eq!(guest.run("echo here").unwrap().ok().unwrap().trim(), "here");
+    guest.kill().unwrap();
+    scheduler.stop();
+}
+
+fn without_its_owner_the_kernel_schedules() {
+    let scheduler = Scheduler::start(PROMISED);
+    let pid = scheduler.driver.id().unwrap();
+    run(&format!("kill -9 {pid}"));
+    until_disabled();
+    let answered = load::echo(&LAB.host, &VM1.0, 30.0, 60).unwrap();
+    assert!(answered.received + 2 >= answered.sent, "{answered:?}");
+    Scheduler::start(PROMISED).stop();
+}
+
+fn a_cpu_that_comes_or_goes_ends_it() {
+    let scheduler = Scheduler::start(PROMISED);
+    run("echo 0 > /sys/devices/system/cpu/cpu3/online");
+    until_disabled();
+    let ended = scheduler.driver.wait().unwrap();
+    eprintln!("{}", ended.text());
+    assert!(ended.text().contains("cpu 3 going offline"), "{}", ended.text());
+    run("echo 1 > /sys/devices/system/cpu/cpu3/online");
+    Scheduler::start(PROMISED).stop();
+    // Warnings, oops, RCU's detector of stalls, the watchdog of sched_ext.
+    assert_eq!(run("dmesg | grep -E 'WARNING:|BUG:|lockup|detected stalls|task stall' || true"), "");
+}
