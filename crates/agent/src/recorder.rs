@@ -12,6 +12,14 @@ use teiji_model::stream::Change;
 const RESERVED_PART: u64 = 20;
 const RESERVED: u64 = 1 << 30;
 
+/// How many bytes are free in the file system of a file or folder, if it is nearly full.
+pub(crate) fn nearly_full(file: &File) -> Option<u64> {
+    let found = fstatvfs(file).ok()?;
+    let (free, all) = (found.blocks_available() as u64, found.blocks() as u64);
+    let bytes = free.saturating_mul(found.fragment_size() as u64);
+    (free < all / RESERVED_PART && bytes < RESERVED).then_some(bytes)
+}
+
 /// A recording being written.
 pub(crate) struct Recorder {
     writer: Writer<BufWriter<File>>,
@@ -43,10 +51,7 @@ impl Recorder {
 
     /// How many bytes are free in the file system of the recording, if it is nearly full.
     pub(crate) fn nearly_full(&self) -> Option<u64> {
-        let found = fstatvfs(self.output.file()).ok()?;
-        let (free, all) = (found.blocks_available() as u64, found.blocks() as u64);
-        let bytes = free.saturating_mul(found.fragment_size() as u64);
-        (free < all / RESERVED_PART && bytes < RESERVED).then_some(bytes)
+        nearly_full(self.output.file())
     }
 
     /// Completes the recording and gives it its name. If it is dropped instead, the file is removed.

@@ -22,7 +22,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// The user and group "nobody" of Linux: it owns no file.
-const NOBODY: u32 = 65534;
+pub(crate) const NOBODY: u32 = 65534;
 /// Securebits that disable the special treatment of root by `execve` and `setuid`.
 const BITS: Bits = Bits::NO_ROOT
     .union(Bits::NO_ROOT_LOCKED)

@@ -4,7 +4,9 @@
 //! all others, so the time between reading the start time and the system call that follows is too short for an id to
 //! be reused.
 
+use crate::privilege;
 use crate::root::{self, Dir, Root};
+use std::os::unix::fs::MetadataExt;
 use teiji_model::resource::{ResourceError, Task};
 
 /// `PF_EXITING` of `include/linux/sched.h`: the thread is ending. When its process is moved into another control group,
@@ -20,12 +22,20 @@ pub fn task(root: &Root, id: u32) -> Option<Task> {
     root.text(&format!("proc/{id}/task/{id}/stat")).map(Stat)?.task(id)
 }
 
-/// The process whose command line has these arguments, one after the other; `None` if there is none, or several. Every user can
-/// start such a process.
+/// The process of root or nobody that leads its process group, and whose command line has these arguments, one after the other;
+/// `None` if there is none, or several. A process that it has forked has the same command line.
 pub fn process_with(arguments: &[&[u8]]) -> Option<Task> {
     let root = Root::default();
     let wanted: Vec<u8> = arguments.iter().flat_map(|word| word.iter().copied().chain([0])).collect();
     let has_them = |id: u32| {
+        let owner = std::fs::metadata(root.path(&format!("proc/{id}"))).map(|found| found.uid());
+        if !owner.is_ok_and(|uid| uid == 0 || uid == privilege::NOBODY) {
+            return false;
+        }
+        let pid = nix::unistd::Pid::from_raw(id as i32);
+        if nix::unistd::getpgid(Some(pid)) != Ok(pid) {
+            return false;
+        }
         let line = std::fs::read(root.path(&format!("proc/{id}/cmdline"))).unwrap_or_default();
         // Each word ends with a 0, so they begin after one.
         line.windows(wanted.len() + 1).any(|part| part[0] == 0 && part[1..] == wanted[..])

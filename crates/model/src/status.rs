@@ -173,9 +173,13 @@ pub struct TraceStatus {
     pub running: bool,
     /// Whether its recording is complete.
     pub complete: bool,
-    /// What it said last, if it has ended without a complete recording. Untrusted text.
+    /// What it said last, if it has ended without a complete recording; why what is known of it cannot be read, if that is `damaged`.
+    /// Untrusted text.
     #[serde(default)]
     pub failed: Option<String>,
+    /// Whether the file with what was asked for is damaged: VMs, filter and start are not known then.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub damaged: bool,
 }
 
 /// What an agent is doing: the daemon that keeps deadlines and the policy in force.

@@ -31,6 +31,7 @@
 
 use super::child::start_child;
 use crate::output::{Output, Rights};
+use crate::recorder::nearly_full;
 use crate::service::select::select;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -188,6 +189,13 @@ impl Traces {
 
     fn begin(&self, number: u32, order: &TraceOrder, arguments: &[String]) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
+        if let Some(left) = nearly_full(&File::open(&self.folder)?) {
+            return Err(io::Error::other(format!(
+                "the file system of {} is nearly full ({} MB are free)",
+                self.folder.display(),
+                left / 1_000_000
+            )));
+        }
         let flags = nix::libc::O_NOFOLLOW | nix::libc::O_CLOEXEC;
         let path = self.path(number, "log");
         let log =
@@ -304,9 +312,11 @@ impl Traces {
                 running,
                 complete,
                 failed: (!running && !complete).then(|| self.said_last(number)),
+                damaged: false,
             },
             Known::Damaged(why) => {
-                TraceStatus { number, running, complete, failed: Some(why), ..TraceStatus::default() }
+                let (damaged, failed) = (true, Some(why));
+                TraceStatus { number, running, complete, damaged, failed, ..TraceStatus::default() }
             }
         })
     }

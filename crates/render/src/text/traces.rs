@@ -19,17 +19,23 @@ pub fn table(traces: &[TraceStatus], now: u64, style: &Style) -> String {
         };
         let vms = if trace.vms.is_empty() { "all VMs".to_owned() } else { trace.vms.join(", ") };
         let flow = if trace.flow.is_empty() { "all packets" } else { &trace.flow };
+        let started = format!("{} ago", age(now, trace.started));
+        let [started, vms, flow] = match trace.damaged {
+            true => ["not known".to_owned(), String::new(), String::new()],
+            false => [started, vms, flow.to_owned()],
+        };
         rows.row(vec![
             Cell::right(trace.number.to_string()),
             Cell::from(state).tone(tone),
-            format!("{} ago", age(now, trace.started)).into(),
+            started.into(),
             style.ascii(&shorten(&printable(&vms), 28)).into(),
-            style.ascii(&shorten(&printable(flow), 34)).into(),
+            style.ascii(&shorten(&printable(&flow), 34)).into(),
         ]);
     }
     let why = |trace: &TraceStatus| {
         let said = trace.failed.as_deref().filter(|said| !said.is_empty())?;
-        Some(style.ascii(&shorten(&format!("trace {} said last: {}", trace.number, printable(said)), 100)))
+        let what = if trace.damaged { ":" } else { " said last:" };
+        Some(style.ascii(&shorten(&format!("trace {}{what} {}", trace.number, printable(said)), 100)))
     };
     let lines = rows.lines(style).into_iter().chain(traces.iter().filter_map(why));
     lines.collect::<Vec<_>>().join("\n") + "\n"
@@ -38,6 +44,19 @@ pub fn table(traces: &[TraceStatus], now: u64, style: &Style) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_a_trace_whose_file_is_damaged_no_more_is_said_than_is_known() {
+        let why = Some("/s/traces/4.json cannot be read: EOF".to_owned());
+        let trace =
+            TraceStatus { number: 4, running: true, damaged: true, failed: why, ..TraceStatus::default() };
+        let text = table(&[trace], 2_000_000_000, &Style::PLAIN);
+        assert!(
+            text.contains("4  runs") && text.contains("trace 4: /s/traces/4.json cannot be read"),
+            "{text}"
+        );
+        assert!(!text.contains("ago") && !text.contains("all ") && !text.contains("said last"), "{text}");
+    }
 
     #[test]
     fn a_trace_that_has_failed_says_why() {
