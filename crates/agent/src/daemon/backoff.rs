@@ -4,7 +4,7 @@
 //! ```text
 //!  carried out? no ──► not before PAUSE ──► no ──► told; twice the pause, up to PAUSE_MOST
 //!                           │
-//!                           └── its steps have become others ──► at once
+//!                           └── its steps have become others ──► at once, and the pauses begin anew
 //! ```
 //! Times are since any fixed instant. Nothing here reads a clock.
 
@@ -37,7 +37,8 @@ pub(super) struct Failed {
 impl Failed {
     /// It has failed at `now`; `before`: at the time before as well.
     pub(super) fn new(before: Option<&Failed>, why: &str, steps: &[Step], now: Duration) -> Failed {
-        let pause = longer(before.map(|before| before.pause));
+        let same = before.filter(|before| before.steps == steps);
+        let pause = longer(same.map(|before| before.pause));
         Failed {
             why: why.to_owned(),
             until: now + pause,
@@ -45,6 +46,11 @@ impl Failed {
             steps: steps.to_vec(),
             pause,
         }
+    }
+
+    /// It is tried again at the next look.
+    pub(super) fn due(&mut self) {
+        self.until = Duration::ZERO;
     }
 
     /// Whether a part with these steps is not to be tried yet.
@@ -93,5 +99,11 @@ mod tests {
         assert!(failed.waits(&steps(1), Duration::from_millis(999)));
         assert!(!failed.waits(&steps(2), Duration::from_millis(1)));
         assert!(!failed.waits(&steps(1), PAUSE));
+        // As while libvirt sets up a VM: none of these has failed twice.
+        let mut failed = failed;
+        for (id, second) in (2..6).zip(1..) {
+            failed = Failed::new(Some(&failed), "busy", &steps(id), Duration::from_secs(second));
+        }
+        assert!(failed.told && !failed.waits(&steps(5), Duration::from_secs(4) + PAUSE));
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!  start ──► kept ──(no link has the former one any more)──► kept: this build's ──► end
-//!    ├──► damaged: pins are missing, and links may have it ──(tries again every time)──► kept
-//!    ├──► refused by the kernel, or nowhere to pin it ──(tries again, more and more seldom)──► kept
+//!    ├──► damaged: pins are missing, and links may have it, or nowhere to pin it ──(tries again every time)──► kept
+//!    ├──► refused by the kernel ──(tries again, more and more seldom)──► kept
 //!    └──► none: the kernel has no BPF qdiscs
 //! ```
 //! Whatever is wrong with the pins, the policy is kept: an agent that did not start because of them would neither keep it nor
@@ -15,7 +15,7 @@ use super::pin_watch::PinWatch;
 use super::{Error, backoff};
 use std::path::Path;
 use std::time::{Duration, Instant};
-use teiji_bpf::qdisc_edf::{HEARTBEAT_TIMEOUT, Programs, QdiscOwner};
+use teiji_bpf::qdisc_edf::{HEARTBEAT_TIMEOUT, PinnedQdisc, Programs, QdiscOwner};
 use teiji_model::text;
 
 pub(super) struct Qdisc<'a> {
@@ -69,8 +69,9 @@ impl<'a> Qdisc<'a> {
                 | teiji_bpf::Error::Kernel { .. }
                 | teiji_bpf::Error::NoBpfFileSystem(_)),
             ) => {
-                // Links wait for the heartbeat of damaged pins. The others have the kernel verify programs each time.
-                let seldom = !matches!(error, teiji_bpf::Error::Damaged { .. });
+                // Links may wait for the heartbeat of pins that are there. Without any, the kernel verifies the programs each time.
+                let none_there = || matches!(PinnedQdisc::open(self.pins), Ok(PinnedQdisc::Absent));
+                let seldom = matches!(error, teiji_bpf::Error::Kernel { .. }) && none_there();
                 let before = former.as_ref().and_then(|former| former.pause);
                 let why = error.to_string();
                 if former.is_none_or(|former| former.why != why) {
@@ -87,6 +88,11 @@ impl<'a> Qdisc<'a> {
     /// The owner, if it is kept.
     pub(super) fn owner(&self) -> Option<&QdiscOwner> {
         self.kept.as_ref().map(|(owner, _)| owner)
+    }
+
+    /// Why it is not kept, although the kernel has BPF qdiscs.
+    pub(super) fn problem(&self) -> Option<&str> {
+        self.damage.as_ref().map(|damage| damage.why.as_str())
     }
 
     /// Whether the heartbeat is sent, if there is anything to send it for.
@@ -218,5 +224,6 @@ mod tests {
         let none = |folder: &Path| Err(teiji_bpf::Error::NoBpfFileSystem(folder.to_owned()));
         let qdisc = Qdisc::acquire_by(Path::new("/nowhere"), none).unwrap();
         assert!(qdisc.lives() && qdisc.owner().is_none());
+        assert!(qdisc.problem().is_some_and(|why| why.contains("mount -t bpf")));
     }
 }

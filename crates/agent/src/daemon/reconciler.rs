@@ -74,8 +74,10 @@ struct Shared {
     status: AgentStatus,
     /// When the look that is in progress began.
     looking: Option<Instant>,
-    /// The parts that could not be carried out when they were last tried, by name.
-    failed: BTreeMap<String, Failed>,
+    /// The parts that could not be carried out when they were last tried.
+    failed: BTreeMap<Of, Failed>,
+    /// Why no link can have channels.
+    no_qdisc: Option<String>,
     /// How many looks have begun and ended.
     begun: u64,
     ended: u64,
@@ -101,8 +103,10 @@ struct Look {
     unfinished: bool,
     /// Whether it has written the state itself, whatever came of that.
     written: bool,
-    /// The parts that could not be carried out, by name, those included that are not to be tried yet.
-    failed: BTreeMap<String, Failed>,
+    /// The parts that could not be carried out, those included that are not to be tried yet.
+    failed: BTreeMap<Of, Failed>,
+    /// Whether all parts, or some if it is `unfinished`, were carried out or tried.
+    tried: bool,
 }
 
 impl Reconciler {
@@ -147,6 +151,7 @@ impl Reconciler {
     pub(super) fn status(&self) -> AgentStatus {
         let shared = self.shared();
         let mut status = shared.status.clone();
+        status.problems.extend(shared.no_qdisc.clone());
         if let Some(since) = shared.looking.map(|begun| begun.elapsed()).filter(|since| *since > OVERDUE) {
             status.problems.push(format!(
                 "the agent has been busy comparing the host with the policy for {} s: a write to the host may hang; \
@@ -165,7 +170,9 @@ impl Reconciler {
         if self.stop.load(Ordering::SeqCst) {
             return Err("the agent ends, so it does not compare the host with the policy any more".into());
         }
-        let shared = self.shared();
+        let mut shared = self.shared();
+        // Whoever asks may have removed the cause.
+        shared.failed.values_mut().for_each(Failed::due);
         // A look that is in progress may have begun before what the caller has in mind.
         let wanted = shared.begun + 1;
         drop(shared);
@@ -181,6 +188,16 @@ impl Reconciler {
             ));
         }
         Ok(shared.status.problems.clone())
+    }
+
+    /// Why no link can have channels, if that is not the kernel's age. A change is looked at soon.
+    pub(super) fn no_qdisc(&self, why: Option<&str>) {
+        let mut shared = self.shared();
+        if shared.no_qdisc.as_deref() != why {
+            shared.no_qdisc = why.map(printable);
+            drop(shared);
+            self.wake();
+        }
     }
 
     /// Looks at the host soon.
@@ -275,7 +292,8 @@ impl Reconciler {
         for problem in look.problems.iter().filter(|p| !shared.status.problems.contains(p)) {
             tracing::warn!("{problem}; see `teiji status`");
         }
-        if look.problems.is_empty() && !look.unfinished && !shared.status.problems.is_empty() {
+        let well = look.problems.is_empty() && look.failed.is_empty() && !look.unfinished;
+        if well && !shared.status.problems.is_empty() {
             tracing::info!("the host is as the policy asks for again");
         }
         if look.changed > 0 {
@@ -293,7 +311,11 @@ impl Reconciler {
         if !look.unfinished {
             status.absent = look.absent;
             status.problems = look.problems;
-            shared.failed = look.failed;
+        }
+        match (look.tried, look.unfinished) {
+            (true, false) => shared.failed = look.failed,
+            (true, true) => shared.failed.extend(look.failed),
+            (false, _) => {}
         }
         shared.looking = None;
         shared.ended = shared.begun;
@@ -360,17 +382,17 @@ impl Reconciler {
     /// How a part has failed, if it is not to be tried again yet.
     fn waits(&self, part: &Part) -> Option<Failed> {
         let now = self.begun.elapsed();
-        self.shared().failed.get(&part.name).filter(|failed| failed.waits(&part.steps, now)).cloned()
+        self.shared().failed.get(&part.of).filter(|failed| failed.waits(&part.steps, now)).cloned()
     }
 
     /// A part could not be carried out.
     fn failed(&self, part: &Part, why: &str, look: &mut Look) {
-        let before = self.shared().failed.get(&part.name).cloned();
+        let before = self.shared().failed.get(&part.of).cloned();
         let failed = Failed::new(before.as_ref(), why, &part.steps, self.begun.elapsed());
         if !failed.told {
             tracing::debug!("{}: {why}; the agent tries it again", part.name);
         }
-        look.fails(&part.name, failed);
+        look.fails(part, failed);
     }
 
     /// Carries out the parts of a plan that can be.
@@ -381,6 +403,7 @@ impl Reconciler {
         held: &teiji_model::plan::Held,
         look: &mut Look,
     ) -> Result<(), String> {
+        look.tried = true;
         let whole = changes.whole;
         let mut possible = Vec::new();
         let since_boot = SystemClock.since_boot();
@@ -393,7 +416,7 @@ impl Reconciler {
                     part.foreign.join(", ")
                 ));
             } else if let Some(failed) = self.waits(&part) {
-                look.fails(&part.name, failed);
+                look.fails(&part, failed);
             } else if !whole.first.is_empty() && has_channels(&part) {
                 look.problems.push(printable(&format!("{}: {}", part.name, whole.first.join("; "))));
                 look.again = true;
@@ -427,11 +450,11 @@ impl Reconciler {
 
 impl Look {
     /// A part is not as the policy asks for, because this failed.
-    fn fails(&mut self, name: &str, failed: Failed) {
+    fn fails(&mut self, part: &Part, failed: Failed) {
         if failed.told {
-            self.problems.push(printable(&format!("{name}: {}", failed.why)));
+            self.problems.push(printable(&format!("{}: {}", part.name, failed.why)));
         }
-        self.failed.insert(name.to_owned(), failed);
+        self.failed.insert(part.of.clone(), failed);
     }
 }
 
