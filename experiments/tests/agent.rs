@@ -154,6 +154,7 @@ fn a_part_that_fails_is_tried_more_and_more_seldom() {
             "{SOON}S='/tmp/teiji status --state {STATE} --pins /tmp/bpf/teiji'; others=\n\
              for n in 1 2 3 4 5 6; do chrt -d --sched-runtime 600000000 --sched-deadline 1000000000 --sched-period 1000000000 0 \
              sleep 1000 & others=\"$others $!\"; done\n\
+             admitted() {{ local p; for p in $others; do chrt -p $p | grep -q DEADLINE || return; done; }}; soon admitted\n\
              mkfifo -m 600 /tmp/in.$$; (exec /tmp/churn machine --name s0 --tap t0 </tmp/in.$$ >/tmp/out.$$) & vm=$!; exec 9>/tmp/in.$$\n\
              soon '[ -s /tmp/out.$$ ]'; read first rest </tmp/out.$$\n\
              soon \"$S --json | grep -q EBUSY\" && echo told; $S\n\
@@ -217,7 +218,8 @@ fn a_trace_goes_on_without_who_asked_for_it() {
     });
 }
 
-/// The recordings are on the file system of the state directory, without which no setting can be changed.
+/// The recordings are on the file system of the state directory, without which no setting can be changed. A trace whose file is
+/// damaged is found by its command line, which the processes that it has forked have, too.
 fn a_trace_ends_before_its_disk_is_full() {
     with_agent(|host, _| {
         let script = format!(
@@ -225,12 +227,14 @@ fn a_trace_ends_before_its_disk_is_full() {
              mkdir -p -m 700 $D; mount -t tmpfs -o size=64m,mode=700 disk $D\n\
              $T trace --vm s0 --for 1h --detach $P; soon \"grep -q tracing $D/*.log\"; sleep 2\n\
              $T traces $P | grep -q runs && echo runs\n\
+             echo '{{' >$D/1.json; soon \"$T traces $P | grep -q '1  runs *not known'\" && $T traces $P remove 1 2>&1 | grep 'trace 1 runs' && echo found\n\
              fallocate -l 61M $D/filler; soon \"$T traces $P | grep -q complete\" && echo complete\n\
+             $T trace --vm s0 --detach $P 2>&1 | grep -q 'nearly full' && echo refused\n\
              cat $D/*.log; $T traces $P; for n in $($T traces $P --json | jq '.traces[].number'); do $T traces $P remove $n; done\n\
              umount $D; kill $vm; wait $vm; true"
         );
         let printed = host.sh(&script).unwrap();
-        for what in ["runs", "complete"] {
+        for what in ["runs", "found", "complete", "refused"] {
             assert!(printed.lines().any(|line| line == what), "{what}: {printed}");
         }
         assert!(printed.contains("is nearly full"), "{printed}");
