@@ -1,5 +1,5 @@
-//! When something that failed is tried again. For a part of the policy that could not be carried out: other changes of the host, and what the agent itself
-//! writes, do not shorten the pause.
+//! When something that failed is tried again. For a part of the policy that could not be carried out: other changes of the host,
+//! and what the agent itself writes, do not shorten the pause.
 //!
 //! ```text
 //!  carried out? no ──► not before PAUSE ──► no ──► told; twice the pause, up to PAUSE_MOST

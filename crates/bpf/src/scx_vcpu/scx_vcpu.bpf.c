@@ -14,9 +14,10 @@
  * deadline changes: each thread of a real-time VM has a queue of its own, and `dispatch` compares.
  *
  * Budget. In each period a VM goes before others for at most its budget, half of it without a pending packet:
- * so a guest that never sleeps has half of it left when a packet comes. Beyond its budget its threads have
- * the share of ordinary threads. On each CPU, threads that go before others get at most EDF_SHARE of each
- * EDF_WINDOW: the others are never kept from running for longer.
+ * so a guest with one vCPU that never sleeps has half of it left when a packet comes. (Time is charged when a
+ * thread stops: several busy vCPUs may use up all of it.) Beyond its budget its threads have the share of
+ * ordinary threads. On each CPU, threads that go before others get at most EDF_SHARE of each EDF_WINDOW; at
+ * the border of two windows that may be twice as long at a time. See LIMITATIONS for known faults.
  *
  * The fair queues. Each CPU has one, in the order of virtual time: CPU time divided by weight. A thread that
  * slept gets no credit beyond one slice. An idle CPU takes threads of others; every BALANCE_INTERVAL a CPU
