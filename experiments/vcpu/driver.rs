@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 use teiji_bpf::scx_vcpu::{Role, VcpuScheduler, VmSettings};
-use teiji_model::resource::Task;
+use teiji_host::{Root, task};
 
 fn main() -> ExitCode {
     // What libbpf and the verifier say: TEIJI_LOG=libbpf=debug
@@ -39,14 +39,6 @@ fn parse(word: &str) -> Result<(&str, VmSettings)> {
     Ok((name, VmSettings { deadline, period, budget }))
 }
 
-/// A thread, as it is now.
-fn task(id: u32) -> Result<Task> {
-    let stat = std::fs::read_to_string(format!("/proc/{id}/stat"))?;
-    let fields = stat.rsplit_once(')').context("no name in stat")?.1;
-    let started = fields.split_whitespace().nth(19).context("no start in stat")?.parse()?;
-    Ok(Task { id, started })
-}
-
 fn run() -> Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let wanted = words.iter().map(|word| parse(word)).collect::<Result<Vec<_>>>()?;
@@ -60,7 +52,8 @@ fn run() -> Result<()> {
         }
         let vcpus = vm.vcpus.iter().map(|vcpu| (vcpu.tid, Role::Vcpu));
         for (tid, role) in vcpus.chain(vm.workers.iter().map(|worker| (worker.tid, Role::VhostWorker))) {
-            scheduler.assign(&task(tid)?, number, role)?;
+            let thread = task(&Root::default(), tid).with_context(|| format!("thread {tid} has ended"))?;
+            scheduler.assign(&thread, number, role)?;
         }
     }
     let instructions: u32 = verified.iter().map(|v| v.instructions).sum();
