@@ -318,9 +318,26 @@ fn whatever_happens_the_heartbeat_goes_on() {
                  sleep 1; [ $((stepped - now)) -ge 86400 ]",
             ),
             (
-                "a write to a setting hangs",
+                "a read of a setting hangs",
                 "ip link add l1 type dummy; mkfifo /tmp/hangs; mount --bind /tmp/hangs /sys/class/net/l1/queues/rx-0/rps_cpus; kill -HUP $agent; \
                  for n in $(seq 300); do cat /proc/$agent/task/*/syscall | grep -q '^257 '; hangs=$?; [ $hangs = 0 ] && break; sleep 0.2; done; sleep 3; umount -l /sys/class/net/l1/queues/rx-0/rps_cpus; (cat /tmp/hangs & sleep 1; kill $!) >/dev/null; ip link del l1; rm /tmp/hangs; [ $hangs = 0 ]",
+            ),
+            // What is on a frozen file system can be read; who writes waits in the kernel and cannot be killed. The agent looks at a new link
+            // a while after it has come: where that was too early, at another one.
+            (
+                "a write to a setting hangs",
+                "echo 0 >/tmp/disk/setting; fsfreeze -f /tmp/disk; setting=/sys/class/net/l1/queues/rx-0/rps_cpus; \
+                 for try in 1 2 3; do ip link add l1 type dummy; mount --bind /tmp/disk/setting $setting; writes; hangs=$?; \
+                 [ $hangs = 0 ] && break; umount -l $setting; ip link del l1; done; sleep 3; timeout 100 $T status $P; told=$?; \
+                 fsfreeze -u /tmp/disk; soon 'grep -q 2 /tmp/disk/setting'; written=$?; umount -l $setting; ip link del l1; \
+                 echo hangs $hangs told $told written $written; [ $hangs$told$written = 000 ]",
+            ),
+            (
+                "a write to the state directory hangs",
+                "mkdir -p /tmp/disk/state; chmod 700 /tmp/disk/state; cp -a $S/. /tmp/disk/state; mount --bind /tmp/disk/state $S; fsfreeze -f /tmp/disk; \
+                 ip link add l2 type dummy; writes; hangs=$?; sleep 3; timeout 100 $T status $P; told=$?; fsfreeze -u /tmp/disk; \
+                 soon 'grep -q 2 /sys/class/net/l2/queues/rx-0/rps_cpus'; written=$?; ip link del l2; soon '! grep -q l2 $S/held.json'; umount -l $S; \
+                 echo hangs $hangs told $told written $written; [ $hangs$told$written = 000 ]",
             ),
             (
                 "the agent is killed and started again",
@@ -329,9 +346,16 @@ fn whatever_happens_the_heartbeat_goes_on() {
                  beats=$?; sleep 1; [ $beats = 0 ] && [ -e /proc/$agent ]",
             ),
         ];
+        let disk = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("agent.ext4");
+        std::fs::File::create(&disk).unwrap().set_len(4 << 20).unwrap();
+        assert!(std::process::Command::new("mkfs.ext4").arg("-q").arg(&disk).status().unwrap().success());
+        host.lab.host.put("/tmp/disk.ext4", &std::fs::read(&disk).unwrap()).unwrap();
         let mut script = format!(
             "{SOON}{PACE}S={STATE}; T=/tmp/teiji; P='--state {STATE} --pins /tmp/bpf/teiji'; agent={agent}; cpu={CPU}; pace=100\n\
              said() {{ $T status $P 2>&1 | grep -q \"$1\"; }}\n\
+             modprobe -a loop ext4; mkdir -p /tmp/disk; mount -o loop /tmp/disk.ext4 /tmp/disk || exit\n\
+             writes() {{ for n in $(seq 300); do grep -q 'State:.D' $(grep -lx reconciler /proc/$agent/task/*/comm | sed s/comm/status/) && waits=$((waits + 1)) || waits=0; \
+             [ $waits = 10 ] && return; sleep 0.2; done; return 1; }}\n\
              gap() {{ exec taskset -c $cpu /tmp/edf /tmp/bpf/teiji once gap $1; }}\ncp /mnt/bin/edf /tmp/\n\
              taskset -pc $cpu $(grep -lx heartbeat /proc/$agent/task/*/comm | cut -d/ -f5) >/dev/null || exit\n"
         );
