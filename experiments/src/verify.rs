@@ -48,6 +48,21 @@ pub fn accepts_every_program(host: &LabHost, kernel: Kernel, least: [u32; 2]) ->
             ensure!(within, "{object} {name}: {processed}");
         }
     }
+    accepts_the_guests_programs(host)
+}
+
+/// The same for the programs of `teiji-guest`, which run in guests with such a kernel: each is loaded and attached.
+fn accepts_the_guests_programs(host: &LabHost) -> Result<()> {
+    let printed = host.run("/mnt/bin/teiji-guest check --json")?.ok()?;
+    let report: Value = serde_json::from_str(&printed)?;
+    let hooks = report["hooks"].as_array().with_context(|| printed.clone())?;
+    ensure!(hooks.len() >= 20 && report["can_follow"] == true, "{printed}");
+    let missing: Vec<&str> = hooks
+        .iter()
+        .filter(|hook| hook["present"] == false)
+        .filter_map(|hook| hook["name"].as_str())
+        .collect();
+    ensure!(missing.is_empty(), "{missing:?}: {printed}");
     Ok(())
 }
 
