@@ -13,8 +13,8 @@
 //! the address that the operator has given for the VM, and nothing is asked of whoever does not know the VM's token. What a
 //! guest sends is used for that guest alone, and joined by a secret of the connection.
 //!
-//! A guest is not trusted. All guests together have [`AT_ONCE`] bytes of a turn, taken in turns, so that reading the host's
-//! own events is not held up; a guest has [`RATE`] events a second. Frames are bounded, and a guest that does not keep to the
+//! A guest is not trusted. Each time, at most [`AT_ONCE`] bytes of all guests together are read, of one guest after the other, so
+//! that reading the host's own events is not held up; a guest has [`RATE`] events a second. Frames are bounded, and a guest that does not keep to the
 //! protocol is not asked again. One that cannot be reached is tried again less and less often, as it may still boot; so is an
 //! address where something else answers, as the guest may have it later.
 

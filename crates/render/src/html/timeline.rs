@@ -137,7 +137,7 @@ impl Plot<'_> {
     }
 }
 
-/// The length of the bins: `each bar is 8.39 ms`.
+/// The length of the bins: `8.39 ms each`.
 pub(super) fn note<B>(line: &Timeline<B>) -> String {
     format!("{} each", duration(line.width as f64))
 }
