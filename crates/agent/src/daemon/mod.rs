@@ -3,7 +3,7 @@
 //! | thread or process | has | does |
 //! | --- | --- | --- |
 //! | thread `heartbeat` | no privilege | starts first, writes to a mapped page four times a second, depends on no file and waits for nothing |
-//! | thread `main` | root | is woken by signals; checks once a second whether the pins are still there; tells systemd that it is alive, as long as all of these threads are |
+//! | thread `main` | root | is woken by signals; checks every 2 s whether the pins are still there; tells systemd that it is alive, as long as all of these threads are |
 //! | thread `reconciler` | root | recovers from a killed apply, then compares the host with the policy in force whenever something has changed |
 //! | thread `front`, threads `order` | root | start the front and carry out its orders |
 //! | thread `front-check` | root | asks the front something every 10 s, and kills one that does not answer |
@@ -86,7 +86,7 @@ use teiji_bpf::qdisc_edf::QdiscOwner;
 const RECONCILER_END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Time between two checks of what others may remove: pins, the socket; and of the heartbeat.
-const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Why the agent cannot run.
 #[derive(Debug, thiserror::Error)]
