@@ -439,6 +439,7 @@ static __always_inline int has_read(struct queued *q)
 {
 	u64 now = bpf_ktime_get_ns();
 	u32 tid = current_tid();
+	const struct sleep *slept = NULL;
 	struct guest_read *r;
 	struct thread *t;
 
@@ -450,15 +451,14 @@ static __always_inline int has_read(struct queued *q)
 		return 0;
 	fill_head(&r->head, now, GUEST_READ, q->print);
 	r->tid = tid;
-	if (t && t->woken >= q->at && t->running >= t->woken) {
-		r->woken = t->woken;
-		r->running = t->running;
-		r->woken_by = t->woken_by;
-	} else { /* awake when the packet came */
-		r->woken = 0;
-		r->running = 0;
-		r->woken_by = 0;
-	}
+	/* Only the sleep in which the packet came: it may have slept since then, for something else. */
+	if (t && slept_through(&t->last, q->at))
+		slept = &t->last;
+	else if (t && slept_through(&t->for_packet, q->at))
+		slept = &t->for_packet;
+	r->woken = slept ? slept->woken : 0;
+	r->running = slept ? slept->running : 0;
+	r->woken_by = slept ? slept->woken_by : 0;
 	submit(r);
 	return 0;
 }
@@ -593,6 +593,9 @@ int BPF_PROG(on_waking, struct task_struct *p)
 SEC("tp_btf/sched_switch")
 int BPF_PROG(on_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
 {
+	/* of one that is preempted the state may have been set already: it goes on */
+	if (!preempt && BPF_CORE_READ(prev, __state))
+		sleeps(prev->pid);
 	got_cpu(next->pid);
 	return 0;
 }

@@ -110,6 +110,7 @@ struct napi_struct {
 };
 
 struct task_struct {
+	unsigned int __state;
 	int pid;
 	int tgid;
 };

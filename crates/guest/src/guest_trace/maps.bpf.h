@@ -104,12 +104,21 @@ struct {
 	__type(value, struct interrupt);
 } interrupts SEC(".maps");
 
-struct thread {
-	u64 woken;   /* when it was last woken */
-	u64 running; /* when it first got a CPU after that */
-	u64 began;   /* when it began to send; 0: it does not */
+struct sleep {
+	u64 since; /* when it began; 0: it is not known */
+	u64 woken;
+	u64 running; /* when the thread first got a CPU after that */
 	u32 woken_by;
-	u32 introduced; /* its record has been written */
+	u32 pad;
+};
+
+struct thread {
+	struct sleep last;
+	struct sleep for_packet; /* the last one that a packet's coming has ended */
+	u64 began;		 /* when it began to send; 0: it does not */
+	u64 slept;		 /* when it last went to sleep; 0: it is not known */
+	u32 introduced;		 /* its record has been written */
+	u32 pad;
 };
 
 /* By thread id. */

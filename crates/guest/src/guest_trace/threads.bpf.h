@@ -74,8 +74,21 @@ static __always_inline void woken(u32 tid)
 		return;
 	if (by_packet)
 		mark(tid);
-	t->woken = bpf_ktime_get_ns();
-	t->woken_by = !by_packet && context() == THREAD ? by : 0;
+	t->last.since = t->slept;
+	t->last.woken = bpf_ktime_get_ns();
+	t->last.running = 0;
+	t->last.woken_by = !by_packet && context() == THREAD ? by : 0;
+	if (by_packet)
+		t->for_packet = t->last;
+}
+
+/* A thread leaves its CPU to sleep. */
+static __always_inline void sleeps(u32 tid)
+{
+	struct thread *t = marks[tid % MARKS] ? bpf_map_lookup_elem(&threads, &tid) : NULL;
+
+	if (t)
+		t->slept = bpf_ktime_get_ns();
 }
 
 static __always_inline void got_cpu(u32 tid)
@@ -85,8 +98,18 @@ static __always_inline void got_cpu(u32 tid)
 	if (!marks[tid % MARKS])
 		return;
 	t = bpf_map_lookup_elem(&threads, &tid);
-	if (t && t->running < t->woken)
-		t->running = bpf_ktime_get_ns();
+	if (!t)
+		return;
+	if (t->last.woken && !t->last.running)
+		t->last.running = bpf_ktime_get_ns();
+	if (t->for_packet.woken && !t->for_packet.running)
+		t->for_packet.running = t->last.running;
+}
+
+/* Whether a thread slept from `at` on until it was woken then, and has run since. */
+static __always_inline bool slept_through(const struct sleep *s, u64 at)
+{
+	return s->since <= at && s->woken >= at && s->running >= s->woken;
 }
 
 #endif

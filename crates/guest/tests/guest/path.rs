@@ -14,7 +14,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 use teiji_guest::guest_trace::{Kernel, symbols::Symbols};
 use teiji_guest::listen::Connection;
@@ -348,6 +348,76 @@ fn a_packet_has_one_print_from_the_nic_to_the_application_and_back_and_it_is_the
         assert_eq!((who, process), (tid, std::process::id()));
         assert_eq!(teiji_model::event::name(&comm), "echo-server");
     }
+}
+
+/// Bytes in the queue of the server's socket, in the network namespace of this thread. Looking changes nothing, unlike `poll`.
+fn waiting() -> u64 {
+    let table = std::fs::read_to_string("/proc/thread-self/net/udp").unwrap();
+    let line = table.lines().find(|line| line.contains(&format!(":{PORT:04X} "))).unwrap();
+    let queues = line.split_whitespace().nth(4).unwrap();
+    u64::from_str_radix(queues.split_once(':').unwrap().1, 16).unwrap()
+}
+
+/// A server that handles a datagram, and sleeps in between for something else, while the next one waits for it: it was not asleep when
+/// that came.
+#[test]
+fn a_server_that_sleeps_for_something_else_was_awake_when_the_packet_came() {
+    let namespaces = Namespaces::new();
+    let (bound, is_bound) = std::sync::mpsc::channel();
+    let taken = AtomicU8::new(0);
+    let (host, _) = follow(kernel(), &format!("udp dst port {PORT}"), || {
+        std::thread::scope(|scope| {
+            let (namespaces, taken) = (&namespaces, &taken);
+            scope.spawn(move || {
+                namespaces.enter(true);
+                let socket = UdpSocket::bind(address(false, 2)).unwrap();
+                bound.send(gettid().as_raw() as u32).unwrap();
+                let mut buffer = [0; 2048];
+                for _ in 0..3 {
+                    let (n, from) = socket.recv_from(&mut buffer).unwrap();
+                    taken.fetch_add(1, Ordering::SeqCst);
+                    if buffer[0] < 2 {
+                        // Awake until the next one is in the queue, and a while longer; then asleep, as for a database.
+                        while waiting() == 0 {}
+                        let begun = Instant::now();
+                        while begun.elapsed() < Duration::from_millis(20) {}
+                        std::thread::sleep(Duration::from_millis(5));
+                    }
+                    socket.send_to(&buffer[..n], from).unwrap();
+                }
+            });
+            let tid = is_bound.recv().unwrap();
+            namespaces.run(false, || {
+                let client = UdpSocket::bind(address(false, 1)).unwrap();
+                client.connect(address(false, 2)).unwrap();
+                client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+                for n in 0..3u8 {
+                    // One datagram at a time is in the queue.
+                    while taken.load(Ordering::SeqCst) < n || n == 0 && !sleeps(tid) {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    client.send(&[n; 100]).unwrap();
+                }
+                for _ in 0..3 {
+                    client.recv(&mut [0; 2048]).unwrap();
+                }
+            });
+        });
+    });
+    assert_eq!(host.lost, 0);
+    let reads: Vec<(u64, u64)> = {
+        let mut reads: Vec<_> =
+            host.events.iter().filter(|e| matches!(e.kind, EventKind::Read { .. })).collect();
+        reads.sort_by_key(|e| e.ts);
+        let times = |e: &Event| match e.kind {
+            EventKind::Read { woken, running, .. } => (woken, running),
+            _ => unreachable!(),
+        };
+        reads.into_iter().map(times).collect()
+    };
+    let [first, rest @ ..] = &reads[..] else { panic!("{:?}", host.events) };
+    assert!(first.0 > 0 && first.1 >= first.0, "asleep when the first came: {reads:?}");
+    assert_eq!(rest, [(0, 0); 2], "awake when the others came");
 }
 
 #[test]
