@@ -122,6 +122,8 @@ pub(super) struct Guests {
     guests: Vec<Guest>,
     /// Whose turn it is first.
     next: usize,
+    /// Until when they may send their last events.
+    ends: Option<Instant>,
 }
 
 /// Why a guest is left.
@@ -145,7 +147,7 @@ impl From<teiji_model::guest::Error> for Leave {
 impl Guests {
     pub(super) fn new(watch: &Watch, ask: AskGuests) -> Guests {
         let watch = watch.clone();
-        Guests { watch, ask, first: tsc::read(), streams: 0, guests: Vec::new(), next: 0 }
+        Guests { watch, ask, first: tsc::read(), streams: 0, guests: Vec::new(), next: 0, ends: None }
     }
 
     /// A VM has come.
@@ -185,33 +187,39 @@ impl Guests {
         self.guests.retain(|guest| guest.pid != pid);
     }
 
-    /// Ends all connections: the guests detach their probes, and send what they have still seen.
-    pub(super) fn stop(&mut self, news: &mut dyn FnMut(News) -> bool) {
+    /// Asks the guests to detach their probes and to send what they have still seen. [`Guests::take_last`] takes it.
+    pub(super) fn ask_to_stop(&mut self) {
         for guest in &mut self.guests {
             match &guest.state {
                 State::Reporting(connection) if connection.send(&ToGuest::Stop).is_ok() => {}
                 _ => guest.state = State::Dropped,
             }
         }
-        let until = Instant::now() + LAST;
-        let reports = |guest: &Guest| matches!(guest.state, State::Reporting(_));
-        while self.guests.iter().any(reports) && Instant::now() < until {
-            for guest in self.guests.iter_mut().filter(|guest| reports(guest)) {
-                let state = std::mem::replace(&mut guest.state, State::Dropped);
-                let State::Reporting(mut connection) = state else { continue };
-                let mut budget = AT_ONCE;
-                let open = connection.receive(&mut budget).is_ok();
-                let taken = guest.take_all(&mut connection, &mut self.streams, news).is_ok();
-                if open && taken {
-                    guest.state = State::Reporting(connection);
-                }
+        self.ends = Some(Instant::now() + LAST);
+    }
+
+    /// Takes what guests send that were asked to stop, within [`AT_ONCE`]. Returns whether there may be more: a guest closes its
+    /// connection when it has sent everything, and has [`LAST`] to do so.
+    pub(super) fn take_last(&mut self, news: &mut dyn FnMut(News) -> bool) -> bool {
+        let mut budget = AT_ONCE;
+        for guest in &mut self.guests {
+            let state = std::mem::replace(&mut guest.state, State::Dropped);
+            let State::Reporting(mut connection) = state else { continue };
+            let open = connection.receive(&mut budget).is_ok();
+            let taken = guest.take_all(&mut connection, &mut self.streams, news).is_ok();
+            if open && taken {
+                guest.state = State::Reporting(connection);
             }
-            std::thread::sleep(Duration::from_millis(2));
+        }
+        let reports = |guest: &Guest| matches!(guest.state, State::Reporting(_));
+        if self.guests.iter().any(reports) && self.ends.is_some_and(|ends| Instant::now() < ends) {
+            return true;
         }
         for guest in &mut self.guests {
             guest.state = State::Dropped;
             guest.tell_unused(news);
         }
+        false
     }
 
     /// Takes what there is, within [`AT_ONCE`].
@@ -433,7 +441,7 @@ impl Guest {
                             used
                         });
                     if !used {
-                        self.not_used(ts);
+                        self.not_used(ts, ts, 1);
                     }
                 }
                 // What the analysis has refused is not recorded, so nothing but this says to a replay that it is missing: the loss is
@@ -445,8 +453,13 @@ impl Guest {
             }
             ToHost::Lost(Lost { since, until, count }) => {
                 let Some(stream) = self.stream else { return Ok(()) };
-                let kind = EventKind::Lost(event::Lost { since, count });
-                news(News::Event(event::Event { ts: until, stream, cpu: 0, kind }));
+                // Every one is recorded, so they count as events do.
+                if self.may_use() {
+                    let kind = EventKind::Lost(event::Lost { since, count });
+                    news(News::Event(event::Event { ts: until, stream, cpu: 0, kind }));
+                } else {
+                    self.not_used(since, until, count);
+                }
             }
             ToHost::Refused(refused) => return Err(Leave::Gone(printable(&refused.text).to_string())),
             ToHost::Welcome(_) | ToHost::Challenge(_) | ToHost::Proof(_) => {
@@ -456,14 +469,15 @@ impl Guest {
         Ok(())
     }
 
-    /// An event of this time is not used.
-    fn not_used(&mut self, ts: u64) {
+    /// So many events between these times are not used.
+    fn not_used(&mut self, since: u64, until: u64, count: u64) {
         // Events of several CPUs come in no exact order.
         if let Some(unused) = &mut self.unused {
-            (unused.since, unused.count) = (unused.since.min(ts), unused.count + 1);
-            self.unused_until = self.unused_until.max(ts);
+            unused.since = unused.since.min(since);
+            unused.count = unused.count.saturating_add(count);
+            self.unused_until = self.unused_until.max(until);
         } else {
-            (self.unused, self.unused_until) = (Some(event::Lost { since: ts, count: 1 }), ts);
+            (self.unused, self.unused_until) = (Some(event::Lost { since, count }), until);
         }
     }
 

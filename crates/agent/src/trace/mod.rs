@@ -55,6 +55,8 @@ use teiji_model::snapshot::Snapshot;
 use teiji_model::stream::{Change, Changed, StreamId};
 use vms::{WatchedVms, come, end, next_found};
 
+/// How often the last events of guests are looked for at the end.
+const LAST_INTERVAL: Duration = Duration::from_millis(2);
 /// How often the VMs are checked to be still there, and progress is reported.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// How often a recording is handed to its file.
@@ -260,7 +262,12 @@ pub fn run(
             || session.is_in_vain(spec.only_recorded);
         if done {
             if let Some(guests) = &mut guests {
-                guests.stop(&mut |news| hear(news, &mut tracer, &mut session));
+                guests.ask_to_stop();
+                // The host's probes are attached meanwhile, so that the guests' last packets have both sides.
+                while guests.take_last(&mut |news| hear(news, &mut tracer, &mut session)) {
+                    drain(&mut tracer, &mut counters, &mut counted_at, &mut |item| session.take(item))?;
+                    std::thread::sleep(LAST_INTERVAL);
+                }
             }
             tracer.stop();
         }

@@ -70,6 +70,14 @@ impl Heard {
     }
 }
 
+/// The end of a trace.
+fn stop(guests: &mut Guests, hear: &mut dyn FnMut(News) -> bool) {
+    guests.ask_to_stop();
+    while guests.take_last(hear) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// What is at the guest's address.
 struct Peer {
     stream: TcpStream,
@@ -176,7 +184,7 @@ fn a_guest_that_knows_the_token_is_asked_and_reports() {
     // Half of the round trip over the loopback device: measured, not assumed.
     assert!(heard.clocks.iter().all(|clock| clock.error > 0 && clock.error < 1_000_000_000), "{heard:?}");
     assert_eq!(guests.guests[0].said, None);
-    guests.stop(&mut |news| heard.take(news));
+    stop(&mut guests, &mut |news| heard.take(news));
     assert_eq!(heard.events, 7, "the last ones");
     guest.join().unwrap();
 }
@@ -287,6 +295,22 @@ fn nobody_is_waited_for() {
     assert!(other.join().unwrap(), "it was sent nothing");
 }
 
+/// At the end of a trace its own events go on being taken while a guest that says nothing may still send its last ones.
+#[test]
+fn a_silent_guest_is_not_waited_for_at_the_end() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let mut guests = asking("127.0.0.1:1".parse().unwrap());
+    guests.guests[0].state = State::Reporting(connection(ours));
+    let begun = Instant::now();
+    guests.ask_to_stop();
+    for _ in 0..10 {
+        assert!(guests.take_last(&mut |_| panic!("it says nothing")), "it may still send something");
+    }
+    assert!(begun.elapsed() < LAST / 2, "a turn waits");
+    drop(theirs);
+    assert!(!guests.take_last(&mut |_| panic!("it says nothing")));
+}
+
 /// The operator's address is that of the VM with this name, not of a second one that calls itself so.
 #[test]
 fn an_address_is_that_of_one_vm() {
@@ -366,7 +390,7 @@ fn what_is_refused_is_told_before_anything_else_can_come() {
     say(&[500]);
     guests.turn(&mut hear);
     theirs.shutdown(std::net::Shutdown::Write).unwrap();
-    guests.stop(&mut hear);
+    stop(&mut guests, &mut hear);
     let expected = [
         (160, None),
         (200, None),
@@ -379,6 +403,53 @@ fn what_is_refused_is_told_before_anything_else_can_come() {
     assert_eq!(used, expected);
 }
 
+/// Each loss that a guest tells of is recorded, as an event is: so a flood of them is limited as one of events is, and nothing that
+/// it says is forgotten.
+#[test]
+fn a_flood_of_losses_is_limited() {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let mut guests = asking("127.0.0.1:1".parse().unwrap());
+    guests.guests[0].state = State::Reporting(connection(ours));
+    guests.guests[0].stream = Some(StreamId(1));
+    let begun = Instant::now();
+    guests.guests[0].tokens = (100.0, begun);
+    const FRAMES: u64 = 50_000;
+    let writer = std::thread::spawn(move || {
+        for n in 0..FRAMES {
+            let lost = Lost { since: 1_000 + n, until: 2_000 + n, count: 2 };
+            theirs.write_all(&ToHost::Lost(lost).frame().unwrap()).unwrap();
+        }
+    });
+    let mut told: Vec<(u64, u64, u64)> = Vec::new();
+    let mut hear = |news: News| {
+        match news {
+            News::Event(event::Event { ts, kind: EventKind::Lost(lost), .. }) => {
+                told.push((lost.since, ts, lost.count));
+            }
+            News::Secret(_, None) => {}
+            _ => panic!("neither a loss nor the end"),
+        }
+        true
+    };
+    let mut turns = 0;
+    while matches!(guests.guests[0].state, State::Reporting(_)) {
+        turns += 1;
+        assert!(turns < 30_000, "the guest has closed, and its connection is open");
+        guests.turn(&mut hear);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    writer.join().unwrap();
+    stop(&mut guests, &mut hear);
+    let most = 101.0 + begun.elapsed().as_secs_f64() * RATE;
+    assert!(
+        told.len() as f64 <= most && most < FRAMES as f64,
+        "{} losses were told, {most} may be",
+        told.len()
+    );
+    assert_eq!(told.iter().map(|(.., count)| count).sum::<u64>(), 2 * FRAMES);
+    assert_eq!(told.last().map(|(_, until, _)| *until), Some(2_000 + FRAMES - 1));
+}
+
 /// Events above the rate that a guest may report are lost also if its VM ends before the next answer to a ping.
 #[test]
 fn what_was_not_used_of_a_vm_that_has_ended_is_told() {
@@ -386,8 +457,8 @@ fn what_was_not_used_of_a_vm_that_has_ended_is_told() {
     guests.add(&vm("b", 8), GuestAccess::default());
     for (at, stream) in [(0, 1), (1, 2)] {
         guests.guests[at].stream = Some(StreamId(stream));
-        guests.guests[at].not_used(200);
-        guests.guests[at].not_used(100);
+        guests.guests[at].not_used(200, 200, 1);
+        guests.guests[at].not_used(100, 100, 1);
     }
     let mut told = Vec::new();
     let mut hear = |news: News| {
