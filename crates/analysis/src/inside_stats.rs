@@ -15,6 +15,7 @@ pub(crate) struct InsideStats {
     divided: u64,
     undivided: u64,
     violations: u64,
+    clock_unknown: u64,
     contradictions: u64,
     parts: [Series; GuestPart::COUNT],
     shares: Shares<{ GuestPart::COUNT }>,
@@ -33,6 +34,7 @@ impl InsideStats {
             divided: 0,
             undivided: 0,
             violations: 0,
+            clock_unknown: 0,
             contradictions: 0,
             parts: Default::default(),
             shares: Shares::new(),
@@ -60,6 +62,10 @@ impl InsideStats {
             }
             Division::Violation => {
                 self.violations += 1;
+                None
+            }
+            Division::ClockUnknown => {
+                self.clock_unknown += 1;
                 None
             }
             Division::Divided(divided) => {
@@ -111,10 +117,11 @@ impl InsideStats {
             states: states(i),
         };
         let any = self.divided > 0;
-        (any || self.undivided + self.violations > 0).then(|| Inside {
+        (any || self.undivided + self.violations + self.clock_unknown > 0).then(|| Inside {
             divided: self.divided,
             undivided: self.undivided,
             violations: self.violations,
+            clock_unknown: self.clock_unknown,
             contradictions: self.contradictions,
             parts: if any { GuestPart::ALL.into_iter().enumerate().map(part).collect() } else { Vec::new() },
             asleep: self.asleep,

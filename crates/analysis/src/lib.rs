@@ -195,7 +195,7 @@ impl Analyzer {
         if let Changed::Clock { stream, vm, mapping } = change.what {
             // Its events are mapped as soon as they come.
             if self.streams.set(stream, vm, mapping) {
-                self.joiner.guest_clock(stream, vm, mapping.error);
+                self.joiner.guest_clock(stream, vm, change.ts, mapping.error);
             }
             return;
         }

@@ -512,6 +512,10 @@ pub struct Inside {
     /// Complete requests that are not divided because a report came before its cause, by more than the clock may be
     /// wrong.
     pub violations: u64,
+    /// Complete requests that are not divided because the guest's clock may have been wrong by more than a twentieth of their time in
+    /// the guest.
+    #[serde(default)]
+    pub clock_unknown: u64,
     /// Requests that are divided, but not by what the vCPUs did, because the guest claims that something happened on a vCPU that
     /// had no CPU at that time.
     #[serde(default)]

@@ -32,6 +32,7 @@ use crate::expiring::ExpiringMap;
 use crate::guest_cells::Row;
 use crate::hash::{Map, Seeded};
 use crate::lost::LostWindows;
+use std::collections::VecDeque;
 use teiji_model::event::{self, Print, Start, VcpuState};
 use teiji_model::guest::EventKind;
 use teiji_model::report::{GuestPart, InsideRequest};
@@ -41,8 +42,12 @@ use teiji_model::stream::StreamId;
 /// Packets of the host whose print is known, and packets of a guest that are followed at once.
 const MAX_PRINTS: usize = 1 << 16;
 const MAX_OF_GUEST: usize = 1 << 13;
-/// Threads of a guest whose beginning is known.
+/// Threads of a guest whose beginning is known: of more, those are forgotten that were seen least recently.
 const MAX_THREADS: usize = 4096;
+/// Measurements of a guest's clock that are kept: one a second, for as long as requests may be open.
+const MAX_MEASUREMENTS: usize = 128;
+/// A request is not divided if the guest's clock may be wrong by more than this part of its time in the guest.
+const PRECISION: u64 = 20;
 
 /// What a guest reported of a packet. Times are the host's, ns; 0: not reported.
 #[derive(Clone, Copy, Default)]
@@ -74,23 +79,38 @@ struct GuestPacket {
 pub(super) struct Guest {
     /// The process id of its VMM.
     pid: u32,
-    /// By how much its clock may be wrong, ns.
+    /// By how much its clock may have been wrong at most, ns.
     error: u64,
+    /// The latest measurements of its clock: from when on it was mapped so, and by how much that may be wrong, ns. Each contains how far
+    /// the one before it had drifted.
+    measured: VecDeque<(u64, u64)>,
     packets: ExpiringMap<u64, GuestPacket>,
     /// Earlier copies of packets, by print and number.
     earlier: ExpiringMap<(u64, u8), GuestPacket>,
     /// When reports of it are missing.
     lost: LostWindows,
     /// When its threads began, 0 if before the trace, and their names.
-    threads: Map<u32, (u64, [u8; 16])>,
+    threads: ExpiringMap<u32, (u64, [u8; 16])>,
     pub(super) vcpus: Vcpus,
     pub(super) starts: Starts,
 }
 
 impl Guest {
-    /// By how much its clock may be wrong, ns.
+    /// By how much its clock may have been wrong so far, ns.
     pub(super) fn error(&self) -> u64 {
         self.error
+    }
+
+    /// By how much its clock may have been wrong from `since` on, ns: the mappings that were in use from then on, and what later
+    /// measurements have shown of them.
+    fn error_since(&self, since: u64) -> u64 {
+        let in_use = self.measured.partition_point(|(from, _)| *from <= since).saturating_sub(1);
+        self.measured.range(in_use..).map(|(_, error)| *error).max().unwrap_or(self.error)
+    }
+
+    /// Which of the prints of a packet is this guest's.
+    fn own(&self, prints: Prints) -> Option<u64> {
+        prints.0.into_iter().flatten().find(|print| self.packets.get(print).is_some())
     }
 
     /// The name of one of its threads, empty if it is not known.
@@ -126,6 +146,8 @@ pub(crate) enum Division {
     Incomplete,
     /// A report came before its cause.
     Violation,
+    /// The guest's clock may have been wrong by too much.
+    ClockUnknown,
     Divided(Box<Divided>),
 }
 
@@ -161,12 +183,16 @@ pub(super) struct Stay {
     pub(super) way: Way,
 }
 
+/// The prints of a packet, the latest first: two if it passes the taps of two guests that report.
+#[derive(Clone, Copy, Default)]
+struct Prints([Option<u64>; 2]);
+
 /// See the module.
 #[derive(Clone)]
 pub(super) struct InsideTable {
     hasher: Seeded,
-    /// Print by fingerprint, of packets on their way.
-    prints: ExpiringMap<u64, u64>,
+    /// Prints by fingerprint, of packets on their way.
+    prints: ExpiringMap<u64, Prints>,
     guests: Map<StreamId, Guest>,
 }
 
@@ -175,21 +201,28 @@ impl InsideTable {
         InsideTable { hasher, prints: ExpiringMap::new(MAX_PRINTS, hasher), guests: Map::with_hasher(hasher) }
     }
 
-    /// The clock of a guest's stream was measured.
-    pub(super) fn clock(&mut self, stream: StreamId, pid: u32, error: u64) {
+    /// The clock of a guest's stream was measured: from `from` on, ns of the host's clock, it is mapped so.
+    pub(super) fn clock(&mut self, stream: StreamId, pid: u32, from: u64, error: u64) {
         let hasher = self.hasher;
         let new = || Guest {
             pid,
             error,
+            measured: VecDeque::new(),
             packets: ExpiringMap::new(MAX_OF_GUEST, hasher),
             earlier: ExpiringMap::new(copies::MAX_EARLIER, hasher),
             lost: LostWindows::default(),
-            threads: Map::with_hasher(hasher),
+            threads: ExpiringMap::new(MAX_THREADS, hasher),
             vcpus: Vcpus::new(hasher),
             starts: Starts::new(hasher),
         };
         let guest = self.guests.entry(stream).or_insert_with(new);
         guest.error = guest.error.max(error);
+        if guest.measured.len() >= MAX_MEASUREMENTS {
+            guest.measured.pop_front();
+        }
+        // A damaged recording may have them in any order.
+        let from = guest.measured.back().map_or(from, |(last, _)| from.max(*last));
+        guest.measured.push_back((from, error));
     }
 
     /// A guest has ended.
@@ -198,7 +231,10 @@ impl InsideTable {
     }
 
     pub(super) fn print(&mut self, now: u64, p: &Print) {
-        self.prints.insert(p.fingerprint, p.print, now);
+        let known = self.prints.get(&p.fingerprint).copied().unwrap_or_default();
+        let [latest, before] = known.0;
+        let prints = if latest == Some(p.print) { [latest, before] } else { [Some(p.print), latest] };
+        self.prints.insert(p.fingerprint, Prints(prints), now);
     }
 
     /// What a vCPU does from now on, as the host sees it. It is of use if the VM's guest reports events.
@@ -223,9 +259,7 @@ impl InsideTable {
         let Some(guest) = self.guests.get_mut(&stream) else { return };
         let print = match kind {
             EventKind::Thread { tid, started, comm, .. } => {
-                if guest.threads.len() < MAX_THREADS || guest.threads.contains_key(tid) {
-                    guest.threads.insert(*tid, (*started, *comm));
-                }
+                guest.threads.insert(*tid, (*started, *comm), now);
                 return;
             }
             EventKind::Received { print, .. }
@@ -286,10 +320,10 @@ impl InsideTable {
 
     /// Whether a guest has sent the packet with this fingerprint only after `kick`: then that kick was for an earlier one.
     pub(super) fn sent_after(&mut self, pid: u32, fingerprint: u64, kick: u64) -> bool {
-        let Some(print) = self.prints.get(&fingerprint).copied() else { return false };
-        let Some(guest) = self.guest(pid) else { return false };
-        let error = guest.error;
-        guest.packets.get_mut(&print).is_some_and(|packet| packet.sent > kick.saturating_add(error))
+        let Some(prints) = self.prints.get(&fingerprint).copied() else { return false };
+        let Some(guest) = self.latest(pid) else { return false };
+        let packet = guest.own(prints).and_then(|print| guest.packets.get(&print));
+        packet.is_some_and(|packet| packet.sent > kick.saturating_add(guest.error_since(kick)))
     }
 
     /// The guest of the VM with this process id. A trace gives a VM one stream; a damaged recording may name several.
@@ -312,8 +346,21 @@ impl InsideTable {
 
     /// Divides the time of a request in the guest.
     pub(super) fn divide(&mut self, stay: &Stay) -> Division {
-        let [request, response] = stay.fingerprints.map(|fingerprint| self.prints.get(&fingerprint).copied());
-        self.divide_prints(stay, request, response)
+        let prints = stay.fingerprints.map(|fingerprint| self.prints.get(&fingerprint).copied());
+        let own =
+            |prints: Option<Prints>| self.latest(stay.pid).zip(prints).and_then(|(guest, p)| guest.own(p));
+        let [request, response] = prints.map(own);
+        let division = self.divide_prints(stay, request, response);
+        // With a clock that is wrong by more, each part would be what the clock is wrong by, and no report could contradict it.
+        let exact = stay.left.saturating_sub(stay.entered) / PRECISION;
+        match division {
+            Division::Divided(_)
+                if self.latest(stay.pid).is_some_and(|g| g.error_since(stay.entered) > exact) =>
+            {
+                Division::ClockUnknown
+            }
+            division => division,
+        }
     }
 
     /// The same of a request with these prints, whatever its fingerprints are.
@@ -340,22 +387,26 @@ impl InsideTable {
         } else {
             [request.received, request.queued, request.read, response.began]
         };
+        let error = guest.error_since(entered);
         let mut at = entered;
         let mut parts = [0; GuestPart::COUNT];
         let mut begin = [0; GuestPart::COUNT];
         for ((part, begin), point) in parts.iter_mut().zip(&mut begin).zip(points.into_iter().chain([left])) {
             // Each has the error of its own clock; host and guest differ by that of the guest.
-            if point.saturating_add(guest.error) < at || point > left.saturating_add(guest.error) {
+            if point.saturating_add(error) < at || point > left.saturating_add(error) {
                 return Division::Violation;
             }
             let next = point.clamp(at, left.max(at));
             (*part, *begin) = (next - at, at);
             at = next;
         }
-        if response.sent > left.saturating_add(guest.error) {
+        if response.sent > left.saturating_add(error) {
             return Division::Violation;
         }
         let began = guest.threads.get(&response.sender).map_or(0, |(began, _)| *began);
+        for tid in [request.reader, response.sender] {
+            guest.threads.touch(&tid, left);
+        }
         let inside = InsideRequest {
             parts,
             splits: Default::default(),
@@ -366,8 +417,7 @@ impl InsideTable {
             new_thread: !by_kernel && began != 0 && began >= request.read,
             backlog: request.backlog,
         };
-        let steps =
-            Steps { stay, request: &request, response: &response, by_kernel, begin, error: guest.error };
+        let steps = Steps { stay, request: &request, response: &response, by_kernel, begin, error };
         Division::Divided(Box::new(steps.divided(inside, &guest.vcpus)))
     }
 

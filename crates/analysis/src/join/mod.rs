@@ -294,9 +294,9 @@ impl Joiner {
         self.common.vm_stats[vm].pack();
     }
 
-    /// The clock of a guest's stream was measured: it may be wrong by `error` ns.
-    pub(crate) fn guest_clock(&mut self, stream: StreamId, pid: u32, error: u64) {
-        self.requests.inside.clock(stream, pid, error);
+    /// The clock of a guest's stream was measured: from `from` on it is mapped anew, and may be wrong by `error`, ns.
+    pub(crate) fn guest_clock(&mut self, stream: StreamId, pid: u32, from: u64, error: u64) {
+        self.requests.inside.clock(stream, pid, from, error);
     }
 
     /// Reports of a guest between `since` and `until` are missing.

@@ -429,7 +429,7 @@ impl VmNics {
         let parts = match inside.divide_prints(&stay, Some(open.print), Some(response)) {
             Division::Divided(divided) => divided.request.parts,
             Division::Violation => return Err(out_of_order),
-            Division::Incomplete | Division::NotReported => {
+            Division::Incomplete | Division::NotReported | Division::ClockUnknown => {
                 return Err(Validity::incomplete(Reason::ReportMissing));
             }
         };

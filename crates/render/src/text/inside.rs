@@ -38,6 +38,9 @@ pub(crate) fn title(inside: &Inside, guest: Option<&GuestStream>) -> String {
     if inside.violations > 0 {
         text += &format!(", {} with times out of order", inside.violations);
     }
+    if inside.clock_unknown > 0 {
+        text += &format!(", {} while the guest's clock was not exact enough", inside.clock_unknown);
+    }
     if inside.contradictions > 0 {
         text += &format!("; vCPU state not known for {} of those measured", inside.contradictions);
     }

@@ -308,6 +308,7 @@ fn inside() -> Inside {
         divided: 985,
         undivided: 4,
         violations: 1,
+        clock_unknown: 2,
         contradictions: 2,
         parts: GuestPart::ALL.into_iter().zip(times).map(part).collect(),
         asleep: 970,

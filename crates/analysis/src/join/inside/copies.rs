@@ -31,8 +31,10 @@ impl InsideTable {
 
     /// A further copy of a packet reaches a guest. Returns how many earlier ones with its print there were.
     pub(in crate::join) fn next_copy(&mut self, now: u64, pid: u32, fingerprint: u64) -> u8 {
-        let Some(print) = self.prints.get(&fingerprint).copied() else { return 0 };
-        let Some(guest) = self.guest(pid) else { return 0 };
+        let Some(prints) = self.prints.get(&fingerprint).copied() else { return 0 };
+        // A packet that the guest has not reported yet has the print of its tap, the latest.
+        let own = self.latest(pid).and_then(|guest| guest.own(prints)).or(prints.0[0]);
+        let Some((guest, print)) = self.guest(pid).zip(own) else { return 0 };
         let before = guest.packets.remove(&print).unwrap_or_default();
         let earlier = before.earlier.saturating_add(1);
         guest.earlier.insert((print, before.earlier), before, now);
@@ -49,9 +51,10 @@ impl InsideTable {
         response: u64,
         left: u64,
     ) -> Option<Vec<usize>> {
-        let prints: Option<Vec<u64>> =
-            copies.iter().map(|copy| self.prints.get(&copy.fingerprint).copied()).collect();
-        let (prints, response) = (prints?, self.prints.get(&response).copied()?);
+        let known = self.latest(pid)?;
+        let own = |fingerprint: &u64| known.own(self.prints.get(fingerprint).copied()?);
+        let prints: Option<Vec<u64>> = copies.iter().map(|copy| own(&copy.fingerprint)).collect();
+        let (prints, response) = (prints?, own(&response)?);
         let guest = self.guest(pid)?;
         if guest.lost.touches(copies.first()?.entered, left) {
             return None;
@@ -60,7 +63,7 @@ impl InsideTable {
         if began == 0 {
             return None;
         }
-        let error = guest.error;
+        let error = guest.error_since(copies.first()?.entered);
         let mut taken = Vec::new();
         for (i, (copy, print)) in copies.iter().zip(&prints).enumerate() {
             let packet = guest.copy(*print, copy.earlier_alike)?;
