@@ -14,7 +14,9 @@
 
 struct head {
 	u64 address; /* of bytes, as a number: the verifier does not follow what comes out of memory */
-	u8 bytes[2 * HEAD_BYTES];
+	/* the linear part, all others, and one more: the verifier of Linux 6.1 forgets bounds that are
+	 * compared with */
+	u8 bytes[(HEAD_FRAGS + 2) * HEAD_BYTES];
 };
 
 /* For the probes that copy, which run with softirqs disabled: one at a time on a CPU. */
@@ -65,7 +67,6 @@ static __always_inline const unsigned char *copy_head(struct sk_buff *skb, const
 			return NULL;
 		virt = offset_base + ((f.page - pages) / bpf_core_type_size(struct page) << PAGE_SHIFT) +
 		       f.offset;
-		n = at_most(n, HEAD_BYTES);
 		m = at_most(f.len, HEAD_BYTES);
 		if (bpf_probe_read_kernel(h->bytes + n, m, (void *)virt))
 			return NULL;
