@@ -27,7 +27,7 @@ pub fn accepts_every_program(host: &LabHost, kernel: Kernel, least: [u32; 2]) ->
     // Since Linux 6.19 sched_ext has the functions that are used; the lab has no kernel between 6.12 and its newest one.
     let newer = [
         ("qdisc_edf", 5, "lacks BPF qdiscs", "Linux 6.16"),
-        ("scx_vcpu", 14, "lacks sched_ext as of Linux 6.19", "CONFIG_SCHED_CLASS_EXT"),
+        ("scx_vcpu", 15, "lacks sched_ext as of Linux 6.19", "CONFIG_SCHED_CLASS_EXT"),
     ];
     for (object, count, lacking, cure) in newer {
         if kernel == Kernel::Newest {

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  peer: caller ─ uplink ─ bridge ─ tap ─► vhost worker ┐ CPU 2, with busy loops
-//!                                          vCPU         ┘
+//!                                          vCPU 0       ┘
+//!                                          vCPU 1         CPU 3
 //! ```
 
 #![allow(clippy::unwrap_used, reason = "a test ends by them")]
@@ -19,6 +20,7 @@ use teiji_lab::harness::{self, Shared};
 use teiji_lab::{Child, Guest, GuestSpec, Spec};
 
 const CPU: u32 = load::VCPU_CPU;
+const OTHER_CPU: u32 = 3;
 const START: Duration = Duration::from_secs(120);
 /// Windows of which the median counts.
 const WINDOWS: usize = 5;
@@ -29,9 +31,10 @@ static LAB: Shared<Lab> = Shared::new("the lab", || {
     let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("vcpu");
     Lab::boot_as(&out, Spec::default()).unwrap()
 });
-/// A guest whose vCPU and vhost worker share a CPU, with an echo server.
+/// A guest whose first vCPU and vhost worker share a CPU, with an echo server.
 static VM1: Shared<(Guest<'static>, Child)> = Shared::new("the guest vm1", || {
-    let spec = GuestSpec { pins: vec![CPU], vhost_cpu: Some(CPU), ..GuestSpec::named("vm1") };
+    let spec =
+        GuestSpec { vcpus: 2, pins: vec![CPU, OTHER_CPU], vhost_cpu: Some(CPU), ..GuestSpec::named("vm1") };
     let guest = LAB.host.guest(&spec).unwrap();
     let server = load::echo_server(&LAB.host, &guest).unwrap();
     (guest, server)
@@ -41,7 +44,10 @@ fn main() -> ExitCode {
     let tests = teiji_lab::tests![
         requests_are_answered_beside_busy_loops,
         a_busy_guest_answers_and_goes_before_others_within_its_budget,
+        vcpus_that_run_at_once_share_the_budget,
         others_get_shares_by_their_weights,
+        a_thread_of_least_weight_gets_its_turns,
+        threads_that_wake_each_other_leave_the_cpu_to_others,
         unbound_threads_share_all_cpus,
         a_guest_boots_under_it,
         without_its_owner_the_kernel_schedules,
@@ -74,12 +80,35 @@ impl Scheduler {
         serde_json::from_str(printed.lines().rev().find(|line| line.starts_with('{')).unwrap()).unwrap()
     }
 
+    /// What it used before others and by weight, CPUs: the medians of several windows, as an emulated CPU may stand still in one,
+    /// which is charged to what it runs.
+    fn used(&self) -> [f64; 2] {
+        let window = |_| {
+            let (before, began) = (self.stats(), std::time::Instant::now());
+            std::thread::sleep(Duration::from_secs(3));
+            let (after, seconds) = (self.stats(), began.elapsed().as_secs_f64());
+            ["before_others_ns", "by_weight_ns"].map(|what| {
+                let of = |stats: &Value| stats["vms"][0][what].as_u64().unwrap() as f64;
+                (of(&after) - of(&before)) / 1e9 / seconds
+            })
+        };
+        let windows: Vec<[f64; 2]> = (0..WINDOWS).map(window).collect();
+        [0, 1].map(|n| median(&windows.iter().map(|window| window[n]).collect::<Vec<_>>()))
+    }
+
     fn stop(self) {
         self.driver.close_input().unwrap();
         let ended = self.driver.wait().unwrap();
         assert_eq!(ended.code, 0, "{} {}", ended.text(), ended.err_text());
         assert_eq!(state(), "disabled");
+        nothing_was_warned_of();
     }
+}
+
+/// Of what the kernel's scheduler warns of, oopses, the watchdog of sched_ext. (Stalls of an emulated CPU are not its work.)
+fn nothing_was_warned_of() {
+    let warned = "dmesg | grep -E 'WARNING: .*kernel/sched/|BUG: (kernel|unable|scheduling)|runnable task stall' || true";
+    assert_eq!(run(warned), "");
 }
 
 fn run(sh: &str) -> String {
@@ -136,29 +165,35 @@ fn requests_are_answered_beside_busy_loops() {
 fn a_busy_guest_answers_and_goes_before_others_within_its_budget() {
     let guest = &VM1.0;
     let _hogs = load::hogs(&LAB.host, CPU, 4).unwrap();
-    let busy = guest.spawn("echo started; exec sh -c 'while :; do :; done'").unwrap();
+    let busy = guest.spawn("echo started; exec taskset -c 0 sh -c 'while :; do :; done'").unwrap();
     busy.wait_for("started", START).unwrap();
     let scheduler = Scheduler::start(PROMISED);
     let answered = load::echo(&LAB.host, guest, 30.0, 200).unwrap();
-    // Of several windows, as an emulated CPU may stand still in one, which is charged to what it runs.
-    let window = |_| {
-        let (before, began) = (scheduler.stats(), std::time::Instant::now());
-        std::thread::sleep(Duration::from_secs(3));
-        let (after, seconds) = (scheduler.stats(), began.elapsed().as_secs_f64());
-        ["before_others_ns", "by_weight_ns"].map(|what| {
-            let of = |stats: &Value| stats["vms"][0][what].as_u64().unwrap() as f64;
-            (of(&after) - of(&before)) / 1e9 / seconds
-        })
-    };
-    let windows: Vec<[f64; 2]> = (0..WINDOWS).map(window).collect();
+    let [first, fair] = scheduler.used();
     scheduler.stop();
     busy.kill().unwrap();
-    let [first, fair] = [0, 1].map(|n| median(&windows.iter().map(|window| window[n]).collect::<Vec<_>>()));
     eprintln!("{answered:?}: {first:.3} of the CPU before others, {fair:.3} by weight");
     assert!(answered.received + 2 >= answered.sent, "{answered:?}");
     // Half of the budget of 0.5, as no packet is pending; and of the rest a fifth, as one of five threads.
     assert!((0.2..0.3).contains(&first), "{first}");
     assert!((0.1..0.25).contains(&fair), "{fair}");
+}
+
+/// Without a pending packet a VM goes before others for half of its budget, however many of its vCPUs are busy: the other half is
+/// kept for packets.
+fn vcpus_that_run_at_once_share_the_budget() {
+    let guest = &VM1.0;
+    let _hogs = [CPU, OTHER_CPU].map(|cpu| load::hogs(&LAB.host, cpu, 2).unwrap());
+    let busy =
+        guest.spawn("echo started; for n in 1 2; do sh -c 'while :; do :; done' & done; wait").unwrap();
+    busy.wait_for("started", START).unwrap();
+    let scheduler = Scheduler::start(PROMISED);
+    let [first, fair] = scheduler.used();
+    scheduler.stop();
+    busy.kill().unwrap();
+    eprintln!("{first:.3} CPUs before others, {fair:.3} by weight");
+    assert!((0.2..0.3).contains(&first), "{first}");
+    assert!(fair > 0.3, "{fair}");
 }
 
 fn others_get_shares_by_their_weights() {
@@ -179,6 +214,43 @@ fn others_get_shares_by_their_weights() {
     // kernel/sched/core.c, sched_prio_to_weight: 1024 and 335
     let share = median(&shares);
     assert!((0.70..0.80).contains(&share), "{share}");
+}
+
+/// The watchdog of sched_ext ends a scheduler that lets a thread wait for 10 s.
+fn a_thread_of_least_weight_gets_its_turns() {
+    let scheduler = Scheduler::start("");
+    let hogs = [hog(&format!("taskset -c {CPU} nice -n -20")), hog(&format!("taskset -c {CPU} nice -n 19"))];
+    let pids = hogs.each_ref().map(|(_, pid)| *pid);
+    let turns: Vec<Vec<f64>> = (0..4).map(|_| used(&pids, 4)).collect();
+    assert_eq!(state(), "enabled");
+    for (child, _) in &hogs {
+        child.kill().unwrap();
+    }
+    scheduler.stop();
+    eprintln!("{turns:?}");
+    assert!(turns.iter().all(|used| used[1] > 0.0 && used[1] < used[0] / 10.0), "{turns:?}");
+}
+
+/// Writer and reader of a pipe wake each other all the time and say that they sleep then (a synchronous wake-up).
+fn threads_that_wake_each_other_leave_the_cpu_to_others() {
+    let scheduler = Scheduler::start("");
+    let both = format!("{CPU},{OTHER_CPU}");
+    let pair = LAB.host.spawn(&format!(
+        "echo started; exec taskset -c {both} sh -c 'dd if=/dev/zero bs=1 2>/dev/null | dd of=/dev/null bs=1 2>/dev/null'"
+    ));
+    let pair = pair.unwrap();
+    pair.wait_for("started", START).unwrap();
+    let hogs = [CPU, OTHER_CPU].map(|cpu| hog(&format!("taskset -c {cpu}")));
+    let used = used(&hogs.each_ref().map(|(_, pid)| *pid), 16);
+    assert_eq!(state(), "enabled");
+    pair.kill().unwrap();
+    for (child, _) in &hogs {
+        child.kill().unwrap();
+    }
+    scheduler.stop();
+    eprintln!("{used:?}");
+    // Two CPUs for four threads.
+    assert!(used.iter().all(|used| *used > 16.0 / 4.0), "{used:?}");
 }
 
 fn unbound_threads_share_all_cpus() {
@@ -223,7 +295,4 @@ fn a_cpu_that_comes_or_goes_ends_it() {
     assert!(ended.text().contains("cpu 3 going offline"), "{}", ended.text());
     run("echo 1 > /sys/devices/system/cpu/cpu3/online");
     Scheduler::start(PROMISED).stop();
-    // What the kernel's scheduler warns of, oops, the watchdog of sched_ext. (Stalls of an emulated CPU are not its work.)
-    let warned = "dmesg | grep -E 'WARNING: .*kernel/sched/|BUG: (kernel|unable|scheduling)|runnable task stall' || true";
-    assert_eq!(run(warned), "");
 }

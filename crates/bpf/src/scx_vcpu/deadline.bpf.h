@@ -23,7 +23,8 @@ struct place {
  */
 static __always_inline void renew(const struct vm_settings *vm, struct vm_state *s, u64 now)
 {
-	u64 end = s->period_end, used, unasked;
+	u64 end = s->period_end;
+	s64 used, unasked;
 	bool next = now - end < vm->period;
 
 	if (is_before(now, end))
@@ -33,10 +34,11 @@ static __always_inline void renew(const struct vm_settings *vm, struct vm_state 
 		return;
 	used = s->used;
 	unasked = s->unasked;
-	if (used >= vm->budget)
+	if (used + (s64)MIN_SLICE > (s64)vm->budget)
 		__sync_fetch_and_add(&s->exhausted, 1);
-	__sync_fetch_and_sub(&s->used, next ? least(used, vm->budget) : used);
-	__sync_fetch_and_sub(&s->unasked, next ? least(unasked, vm->budget / 2) : unasked);
+	__sync_fetch_and_sub(&s->used, next && used > (s64)vm->budget ? (s64)vm->budget : used);
+	__sync_fetch_and_sub(&s->unasked,
+			     next && unasked > (s64)vm->budget / 2 ? (s64)vm->budget / 2 : unasked);
 }
 
 /* Not static: the verifier looks at it once for each program, not once for each call. */
@@ -44,7 +46,8 @@ __noinline int find_place(u32 vm_index, u64 now, struct place *place)
 {
 	const struct vm_settings *vm = bpf_map_lookup_elem(&vms, &vm_index);
 	struct vm_state *s = bpf_map_lookup_elem(&states, &vm_index);
-	u64 done, oldest, used, unasked, half;
+	s64 left, unasked;
+	u64 done, oldest;
 
 	if (!place)
 		return 0;
@@ -54,15 +57,19 @@ __noinline int find_place(u32 vm_index, u64 now, struct place *place)
 	if (!vm || !s || !vm->budget)
 		return 0;
 	renew(vm, s, now);
-	used = s->used;
-	if (used >= vm->budget)
+	left = (s64)vm->budget - s->used;
+	if (left < (s64)MIN_SLICE)
 		return 0;
 	done = s->done;
 	if (done != s->arrived) {
 		oldest = s->arrivals[done % PENDING_MAX];
 		if (is_before(now, oldest + vm->deadline * EXPIRES)) {
+			/* One that is late already must not keep other VMs from their deadlines: it is
+			 * postponed. */
 			place->deadline = oldest + vm->deadline;
-			place->left = vm->budget - used;
+			if (!is_before(now, place->deadline))
+				place->deadline = s->period_end;
+			place->left = left;
 			place->packet = true;
 			return 0;
 		}
@@ -70,11 +77,10 @@ __noinline int find_place(u32 vm_index, u64 now, struct place *place)
 		if (__sync_val_compare_and_swap(&s->done, done, done + 1) == done)
 			__sync_fetch_and_add(&s->expired, 1);
 	}
-	half = vm->budget / 2;
-	unasked = s->unasked;
-	if (unasked < half) {
+	unasked = (s64)vm->budget / 2 - s->unasked;
+	if (unasked >= (s64)MIN_SLICE) {
 		place->deadline = s->period_end;
-		place->left = least(half - unasked, vm->budget - used);
+		place->left = least(unasked, left);
 	}
 	return 0;
 }
@@ -89,26 +95,57 @@ static __always_inline struct place place_of(u32 vm_index, u64 now)
 
 /* ---- packets ---- */
 
-/* A packet has come for a VM. */
-static __always_inline void arrive(u32 vm_index, u64 now)
+/* A packet has come for a VM. Returns whether none was pending. */
+static __always_inline bool arrive(u32 vm_index, u64 now)
 {
 	struct vm_state *s = bpf_map_lookup_elem(&states, &vm_index);
 	u64 number;
 	int i;
 
 	if (!s)
-		return;
+		return false;
 	__sync_fetch_and_add(&s->packets, 1);
 	/* Others may come at the same time: the arrival is written before it counts. */
 	bpf_for(i, 0, 4)
 	{
 		number = s->arrived;
 		if (number - s->done >= PENDING_MAX)
-			return; /* those before it keep the VM before others */
+			return false; /* those before it keep the VM before others */
 		s->arrivals[number % PENDING_MAX] = now;
 		if (__sync_val_compare_and_swap(&s->arrived, number, number + 1) == number)
-			return;
+			return number == s->done;
 	}
+	return false;
+}
+
+/* Takes a part of the budget, and gives back what is not used of it: several threads that run at once cannot
+ * use more than there is. */
+static __always_inline u64 grant(u32 vm_index, struct task *t, const struct place *place, u64 most)
+{
+	struct vm_state *s = bpf_map_lookup_elem(&states, &vm_index);
+	u64 granted = least(place->left > 2 * MIN_GRANT ? place->left / 2 : place->left, most);
+
+	if (!s)
+		return MIN_SLICE;
+	t->granted = granted;
+	t->granted_in = s->period_end;
+	__sync_fetch_and_add(&s->used, granted);
+	if (!place->packet)
+		__sync_fetch_and_add(&s->unasked, granted);
+	return granted;
+}
+
+/* A thread that went before others has run for so long. */
+static __always_inline void use(struct vm_state *s, struct task *t, u64 ran)
+{
+	/* what was granted in an earlier period is forgotten */
+	u64 back = t->granted_in == s->period_end ? t->granted : 0;
+
+	t->granted = 0;
+	__sync_fetch_and_add(&s->used, ran - back);
+	if (!t->packet)
+		__sync_fetch_and_add(&s->unasked, ran - back);
+	__sync_fetch_and_add(&s->edf_time, ran);
 }
 
 /* The VM has sent a packet. */
@@ -134,36 +171,6 @@ static __always_inline void all_done(struct vm_state *s, u64 now)
 		arrived--;
 	if (arrived != done)
 		__sync_val_compare_and_swap(&s->done, done, arrived);
-}
-
-static __always_inline u32 *vm_of(struct net_device *dev)
-{
-	struct port port = {
-	    .netns = BPF_CORE_READ(dev, nd_net.net, net_cookie),
-	    .ifindex = BPF_CORE_READ(dev, ifindex),
-	};
-
-	return bpf_map_lookup_elem(&ports, &port);
-}
-
-SEC("tp_btf/net_dev_start_xmit")
-int BPF_PROG(on_start_xmit, struct sk_buff *skb, struct net_device *dev)
-{
-	u32 *vm = vm_of(dev);
-
-	if (vm)
-		arrive(*vm, bpf_ktime_get_ns());
-	return 0;
-}
-
-SEC("tp_btf/netif_receive_skb")
-int BPF_PROG(on_receive_skb, struct sk_buff *skb)
-{
-	u32 *vm = vm_of(BPF_CORE_READ(skb, dev));
-
-	if (vm)
-		answer(*vm);
-	return 0;
 }
 
 #endif

@@ -27,12 +27,33 @@ static __always_inline void unload(struct task *t)
 	t->load = 0;
 }
 
-/* A task that slept is at most a slice behind, one of little weight is not too far ahead. */
-static __always_inline u64 limited(u64 vtime, u64 vnow)
+/* A task that slept is at most a slice behind; one of little weight is not too far ahead: virtual time passes
+ * the more slowly the greater the load is. */
+static __always_inline u64 limited(u64 vtime, const struct cpu_state *c)
 {
-	if (is_before(vtime, vnow - SLICE))
-		return vnow - SLICE;
-	return is_before(vnow + MAX_AHEAD, vtime) ? vnow + MAX_AHEAD : vtime;
+	u64 load = c->load, ahead = virtual(MAX_WAIT, load > DEFAULT_WEIGHT ? load : DEFAULT_WEIGHT);
+
+	if (is_before(vtime, c->vnow - SLICE))
+		return c->vnow - SLICE;
+	return is_before(c->vnow + ahead, vtime) ? c->vnow + ahead : vtime;
+}
+
+/* For how long a thread may run on a CPU, ns: everybody's turn is to come soon. */
+static __always_inline u64 slice_of(u32 cpu)
+{
+	s32 queued = scx_bpf_dsq_nr_queued(cpu);
+	u64 slice;
+
+	if (queued <= SLICES)
+		return SLICE;
+	slice = SLICE * SLICES / queued;
+	return slice > SHORT_SLICE ? slice : SHORT_SLICE;
+}
+
+/* The load of a CPU as far as it can be compared: with what VMs' threads leave of it. */
+static __always_inline u64 load_of(const struct cpu_state *c)
+{
+	return c->load * SHARE_ALL / (SHARE_ALL + SHARE_ALL / 16 - least(c->edf_share, SHARE_ALL));
 }
 
 /*
@@ -58,7 +79,7 @@ static __always_inline u64 belong(struct task_struct *p, struct task *t, u32 cpu
 		}
 		vtime += to->vnow - from->vnow;
 	}
-	return limited(vtime, to->vnow);
+	return limited(vtime, to);
 }
 
 #endif

@@ -32,8 +32,8 @@ struct vm_state {
 	u64 arrived;		   /* packets that are or were pending */
 	u64 done;		   /* of these, those that are no longer pending */
 	u64 period_end;
-	u64 used;    /* of the budget, in this period */
-	u64 unasked; /* of this, without a pending packet */
+	s64 used;    /* of the budget, in this period, with what running threads were granted */
+	s64 unasked; /* of this, without a pending packet */
 	u64 awake;   /* its threads that do not sleep */
 	/* since the scheduler was loaded: */
 	u64 packets;
@@ -66,13 +66,16 @@ struct cpu_state {
 	u64 vnow; /* virtual time of the fair queue */
 	u64 load; /* sum of the weights of the runnable threads of the fair class that belong to the CPU */
 	u64 balanced;  /* when its load was last compared with others */
-	u64 edf_since; /* start of the window */
-	u64 edf_time;  /* in this window, of threads before others */
-	/* what runs: */
-	u64 started;
+	u64 edf_time;  /* since then, of threads before others */
+	u64 edf_share; /* of its time, of late, in 1/SHARE_ALL */
+	u64 owed;      /* to others, as threads went before them; less what others had, or left unused */
+	/* what runs, or ran last: */
+	u64 started; /* when it began or was last charged; when the last one stopped */
 	u64 vtime;
-	u32 slot;   /* of a real-time VM's thread, plus 1; 0: another */
-	u32 weight; /* of another; 0: the CPU is idle */
+	u32 slot;	 /* of a real-time VM's thread, plus 1; 0: another */
+	u32 weight;	 /* of another; 0: the CPU is idle */
+	u32 others_turn; /* until they have what is owed to them */
+	u32 online;	 /* it has chosen a thread: one that is offline does not */
 };
 
 /* Why the scheduler ended. */

@@ -47,13 +47,18 @@ struct bpf_iter_num {
 #define ENOSPC 28
 
 /* kernel/sched/ext_internal.h; the values are those of the running kernel (core_enum) */
-enum scx_dsq_id_flags {
-	SCX_DSQ_LOCAL = 0x8000000000000002ULL,
+enum scx_wake_flags {
+	SCX_WAKE_SYNC = 1 << 4,
+};
+
+enum scx_enq_flags {
+	SCX_ENQ_LAST = 1ULL << 41,
 };
 
 /* The values of the first kernels that have them: these are written into a struct, so they are not relocated.
  */
 enum scx_ops_flags {
+	SCX_OPS_ENQ_LAST = 1 << 1,		 /* Linux 6.12 */
 	SCX_OPS_ENQ_EXITING = 1 << 2,		 /* Linux 6.12 */
 	SCX_OPS_ENQ_MIGRATION_DISABLED = 1 << 4, /* Linux 6.14 */
 };
@@ -145,6 +150,7 @@ struct sched_ext_ops {
 	void (*running)(struct task_struct *p);
 	void (*stopping)(struct task_struct *p, bool runnable);
 	void (*quiescent)(struct task_struct *p, u64 deq_flags);
+	void (*disable)(struct task_struct *p);
 	s32 (*init_task)(struct task_struct *p, struct scx_init_task_args *args);
 	void (*exit_task)(struct task_struct *p, struct scx_exit_task_args *args);
 	s32 (*init)(void);
@@ -168,11 +174,7 @@ extern void scx_bpf_kick_cpu(s32 cpu, u64 flags) __ksym;
 extern s32 scx_bpf_task_cpu(const struct task_struct *p) __ksym;
 extern bool scx_bpf_task_set_slice(struct task_struct *p, u64 slice) __ksym;
 extern bool scx_bpf_task_set_dsq_vtime(struct task_struct *p, u64 vtime) __ksym;
-/* 6.19: returns whether it was done; libbpf leaves out what follows three underscores, the kernel's name has
- * three */
-extern bool scx_bpf_dsq_insert___v2___kernel(struct task_struct *p, u64 dsq_id, u64 slice,
-					     u64 enq_flags) __ksym __weak;
-/* 7.1: with flags */
+/* 7.1: with flags; libbpf leaves out what follows three underscores, the kernel's name has three */
 extern bool scx_bpf_dsq_move_to_local___v2___kernel(u64 dsq_id, u64 enq_flags) __ksym __weak;
 extern bool scx_bpf_dsq_move_to_local___v1(u64 dsq_id) __ksym __weak;
 

@@ -5,12 +5,17 @@
 
 /* ns */
 #define SLICE 3000000ULL	    /* of the fair class */
+#define SLICES 8		    /* so many threads queued on a CPU get it; of more, each a shorter one */
+#define SHORT_SLICE 500000ULL	    /* but at least this one */
 #define EDF_SLICE 10000000ULL	    /* at most; less if less of the budget is left */
 #define MIN_SLICE 50000ULL	    /* shorter ones cost more than they divide */
+#define MIN_GRANT 200000ULL	    /* of the budget; more is granted in halves of what is left */
 #define WAKE_GRANULARITY 1000000ULL /* a thread that wakes preempts one that is so far ahead of it */
-#define MAX_AHEAD 200000000ULL /* virtual; a thread of little weight waits for the others for no longer */
-#define EDF_WINDOW 50000000ULL
-#define EDF_SHARE 45000000ULL
+#define MAX_WAIT 500000000ULL	    /* a thread of little weight waits no longer for those of its CPU */
+/* Threads go before others for at most EDF_PER_OTHERS times as long as others run, and for no longer at a
+ * time than corresponds to MAX_OWED. */
+#define MAX_OWED 5000000ULL
+#define EDF_PER_OTHERS 9
 #define BALANCE_INTERVAL 20000000ULL
 #define JUST_ARRIVED 200000ULL /* a packet may have been queued for a worker without its being woken yet */
 #define TIMEOUT_MS 10000
@@ -19,6 +24,7 @@
 #define NO_DEADLINE (~0ULL)
 #define DEFAULT_WEIGHT 100
 #define MAX_WEIGHT 10000
+#define SHARE_ALL 1024
 
 /* Identifiers of queues. That of a CPU is its number. */
 #define THREAD_QUEUES 0x10000ULL
@@ -28,7 +34,7 @@
 const volatile struct settings_of_host {
 	u32 cpus; /* CPUs that the host may have */
 	u32 pad;
-} host = {.cpus = 1};
+} host SEC(".rodata.host") = {.cpus = 1}; /* alone there: the compiler puts tables into .rodata */
 
 /* Names the types in the object's BTF so that the Rust half can be generated. */
 struct {
@@ -89,7 +95,10 @@ struct task {
 	u8 before_others; /* since it runs; it is charged for that */
 	u8 packet;	  /* and because a packet is pending */
 	u8 fresh;	  /* it was never queued and never ran */
-	u8 pad;
+	u8 claimed;	  /* `select_cpu` has found an idle CPU for it */
+	u32 dead;	  /* it gets no slot any more */
+	u64 granted;	  /* of the budget, since it runs */
+	u64 granted_in;	  /* the end of that period */
 };
 
 struct {
@@ -106,6 +115,16 @@ struct {
  * was queued again.
  */
 u64 runnable_threads[MAX_THREADS / 64];
+
+/* Takes the lowest bit that is set. */
+static __always_inline u32 take_bit(u64 *bits)
+{
+	/* the bits below it, counted */
+	u32 lowest = __builtin_popcountll((*bits & -*bits) - 1) % 64;
+
+	*bits &= *bits - 1;
+	return lowest;
+}
 
 static __always_inline void mark(u32 slot)
 {
@@ -140,6 +159,30 @@ static __always_inline bool is_before(u64 a, u64 b)
 static __always_inline u64 least(u64 a, u64 b)
 {
 	return a < b ? a : b;
+}
+
+static __always_inline bool insert(struct task_struct *p, u64 queue, u64 slice, u64 vtime, u64 enq_flags)
+{
+	struct scx_bpf_dsq_insert_vtime_args args = {
+	    .dsq_id = queue,
+	    .slice = slice,
+	    .vtime = vtime,
+	    .enq_flags = enq_flags,
+	};
+
+	return __scx_bpf_dsq_insert_vtime(p, &args);
+}
+
+static __always_inline bool move_to_local(u64 queue)
+{
+	return bpf_ksym_exists(scx_bpf_dsq_move_to_local___v2___kernel)
+		   ? scx_bpf_dsq_move_to_local___v2___kernel(queue, 0)
+		   : scx_bpf_dsq_move_to_local___v1(queue);
+}
+
+static __always_inline void set_slice(struct task_struct *p, u64 slice)
+{
+	scx_bpf_task_set_slice(p, slice < MIN_SLICE ? MIN_SLICE : slice);
 }
 
 #endif

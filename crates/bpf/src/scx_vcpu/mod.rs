@@ -98,12 +98,7 @@ pub struct ThreadStats {
 /// [`Error::NoBtf`]; [`Error::Missing`].
 pub fn supported() -> Result<(), Error> {
     /// Of sched_ext's functions, the ones that came last.
-    const NEEDED: [&str; 4] = [
-        "__scx_bpf_dsq_insert_vtime",
-        "scx_bpf_dsq_insert___v2",
-        "scx_bpf_dsq_peek",
-        "scx_bpf_task_set_slice",
-    ];
+    const NEEDED: [&str; 3] = ["__scx_bpf_dsq_insert_vtime", "scx_bpf_dsq_peek", "scx_bpf_task_set_slice"];
     let types = KernelTypes::load()?;
     if types.has_struct_ops("sched_ext_ops") && NEEDED.iter().all(|function| types.has_function(function)) {
         return Ok(());
@@ -133,9 +128,9 @@ impl VcpuScheduler {
         supported()?;
         let mut open = open()?;
         let host = types::settings_of_host { cpus: cpus()?, ..Default::default() };
-        let mut constants = open.maps_mut().find(|m| m.name().to_string_lossy().ends_with(".rodata"));
+        let mut constants = open.maps_mut().find(|m| m.name().to_string_lossy().ends_with(".rodata.host"));
         let constants =
-            constants.as_mut().and_then(|m| m.initial_value_mut()).ok_or_else(|| lacks(".rodata"))?;
+            constants.as_mut().and_then(|m| m.initial_value_mut()).ok_or_else(|| lacks(".rodata.host"))?;
         constants[..size_of_val(&host)].copy_from_slice(bytes_of(&host));
         let mut object = open.load().map_err(|e| Error::kernel("load the vCPU scheduler", e))?;
         let verified = verified(&object)?;
