@@ -337,7 +337,7 @@ fn whatever_happens_the_heartbeat_goes_on() {
                 "a write to the state directory hangs",
                 "mkdir -p /tmp/disk/state; chmod 700 /tmp/disk/state; cp -a $S/. /tmp/disk/state; mount --bind /tmp/disk/state $S; fsfreeze -f /tmp/disk; \
                  ip link add l2 type dummy; writes; hangs=$?; sleep 3; fsfreeze -u /tmp/disk; \
-                 soon 'grep -q 2 /sys/class/net/l2/queues/rx-0/rps_cpus'; written=$?; ip link del l2; soon '! grep -q l2 $S/held.json'; gone=$?; umount -l $S; \
+                 soon 'grep -q 2 /sys/class/net/l2/queues/rx-0/rps_cpus'; written=$?; ip link del l2; soon \"! grep -q '[^.]l2' $S/held.json\"; gone=$?; umount -l $S; \
                  echo hangs $hangs written $written gone $gone; [ $hangs$written$gone = 000 ]",
             ),
             (

@@ -30,8 +30,8 @@ static __always_inline bool waits_for(struct cpu_state *c, u64 deadline, u32 rol
 	return place.deadline == deadline ? running->role <= role : is_before(place.deadline, deadline);
 }
 
-/* A CPU on which the thread may run and none of a real-time VM does: the one that is `first` after `cpu`, or one
- * after that; `cpu` if there is none. */
+/* A CPU on which the thread may run and none of a real-time VM does: the one that is `first` after `cpu`, or
+ * one after that; `cpu` if there is none. */
 static __always_inline s32 without_thread(struct task_struct *p, s32 cpu, int first)
 {
 	struct cpu_state *c;
@@ -51,7 +51,8 @@ static __always_inline s32 without_thread(struct task_struct *p, s32 cpu, int fi
 }
 
 /* Nothing is put on a CPU past its queues: `dispatch` is not called while something is, however early a
- * deadline. So a thread that wakes another one and sleeps leaves the CPU to the queues, too (no SCX_WAKE_SYNC).
+ * deadline. So a thread that wakes another one and sleeps leaves the CPU to the queues, too (no
+ * SCX_WAKE_SYNC).
  */
 SEC("struct_ops/select_cpu")
 s32 BPF_PROG(select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake_flags)
@@ -86,7 +87,8 @@ static __always_inline bool tell(u32 cpu, u64 deadline, u32 role, u64 now)
 
 #define NO_SLOT MAX_THREADS
 
-/* CPUs for which threads of the VM wait are told, as it has a deadline now. But for one thread's, by its slot. */
+/* CPUs for which threads of the VM wait are told, as it has a deadline now. But for one thread's, by its
+ * slot. */
 static __always_inline void tell_threads(u32 vm, u32 but, u64 deadline, u64 now)
 {
 	struct thread *thread;
@@ -109,7 +111,8 @@ static __always_inline void tell_threads(u32 vm, u32 but, u64 deadline, u64 now)
 	}
 }
 
-/* A CPU is told that a thread is in a queue. Returns whether one can take it at once. `flags`: of `enqueue`. */
+/* A CPU is told that a thread is in a queue. Returns whether one can take it at once. `flags`: of `enqueue`.
+ */
 static __always_inline bool found_idle(struct task_struct *p, struct task *t, u32 cpu, struct cpu_state *c,
 				       u64 flags)
 {
@@ -126,7 +129,8 @@ static __always_inline bool found_idle(struct task_struct *p, struct task *t, u3
 		scx_bpf_kick_cpu(cpu, core_enum(scx_kick_flags, SCX_KICK_IDLE));
 	if (claimed)
 		return true;
-	/* Any other idle CPU. Without this, a thread that shares its CPU with one that is bound to it would stay. */
+	/* Any other idle CPU. Without this, a thread that shares its CPU with one that is bound to it would
+	 * stay. */
 	idle = p->nr_cpus_allowed == 1 ? -1 : scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
 	if (idle < 0)
 		return false;
