@@ -14,11 +14,11 @@
  * deadline changes: each thread of a real-time VM has a queue of its own, and `dispatch` compares.
  *
  * Budget. In each period a VM goes before others for at most its budget, half of it without a pending packet:
- * so a guest that never sleeps has half of it left when a packet comes. A thread that begins to run takes a
- * part of what is left and gives back what it does not use, so that vCPUs that run at once cannot use more.
- * Beyond its budget a VM's threads have the share of ordinary threads. A packet that is late has the deadline
- * of the period, and after EXPIRES deadlines none. On each CPU, threads that go before others get at most
- * 9/10 of the time, at most 45 ms at a time.
+ * so a guest with one or two vCPUs that never sleep has half of it left when a packet comes. A thread that
+ * begins to run takes a part of what is left and gives back what it does not use; the kernel ends it at a
+ * tick. Beyond its budget a VM's threads have the share of ordinary threads. A packet that is late has the
+ * deadline of the period, and after EXPIRES deadlines none. On each CPU, threads that go before others get at
+ * most 9/10 of the time, at most 45 ms at a time. See LIMITATIONS for known faults.
  *
  * The fair queues. Each CPU has one, in the order of virtual time: CPU time divided by weight. A thread that
  * slept gets no credit beyond one slice. An idle CPU takes threads of others; every BALANCE_INTERVAL a CPU
