@@ -594,7 +594,7 @@ SEC("tp_btf/sched_switch")
 int BPF_PROG(on_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
 {
 	/* of one that is preempted the state may have been set already: it goes on */
-	if (!preempt && BPF_CORE_READ(prev, __state))
+	if (!preempt && prev->__state)
 		sleeps(prev->pid);
 	got_cpu(next->pid);
 	return 0;
