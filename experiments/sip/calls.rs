@@ -192,9 +192,10 @@ fn sipp(guest: &Guest<'_>, extent: &Extent) -> String {
         "rm -rf /tmp/sip-run; mkdir /tmp/sip-run; cd /tmp/sip-run; \
          sipp -sd uac | sed -e '0,/<send retrans=\"500\">/s//<send retrans=\"500\" start_rtd=\"2\">/' \
          -e 's/<recv response=\"200\" crlf=\"true\">/<recv response=\"200\" rtd=\"2\">/' >uac.xml; \
-         ip netns exec peer taskset -c {} sipp -sf uac.xml {}:5060 -i 10.77.0.1 -r {} -m {} -d 0 -trace_rtt -rtt_freq 1 \
-         -trace_shortmsg -nostdin -timeout 600 >/dev/null",
+         ip netns exec peer taskset -c {} {} -sf uac.xml {}:5060 -i 10.77.0.1 -r {} -m {} -d 0 -trace_rtt -rtt_freq 1 \
+         -trace_shortmsg -timeout 600 >/dev/null",
         load::CALLER_CPU,
+        load::SIPP,
         guest.ip(),
         extent.rate,
         extent.calls

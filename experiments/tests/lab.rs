@@ -54,6 +54,7 @@ fn main() -> ExitCode {
         every_probe_runs,
         times_of_udp_echoes_agree_with_captures,
         times_of_pings_agree_with_captures,
+        a_sip_server_that_stood_still_goes_on,
         times_of_sip_calls_agree_with_captures,
         hogs_on_the_vcpus_cpu_are_blamed,
         a_thread_that_runs_briefly_is_not_taken_for_all_of_a_wait,
@@ -150,6 +151,32 @@ fn times_of_udp_echoes_agree_with_captures() {
 
 fn times_of_pings_agree_with_captures() {
     times_agree(&accuracy::CASES[1]);
+}
+
+/// On a busy machine an emulated guest stands still for seconds again and again.
+fn a_sip_server_that_stood_still_goes_on() {
+    let watched = "-watchdog_major_threshold 800 -watchdog_major_maxtriggers 1";
+    let stood_still = |sipp: &str| {
+        let server = LAB
+            .host
+            .spawn(&format!("exec {sipp} -sn uas -i 127.0.0.1 -p 5070 {watched} >/dev/null"))
+            .unwrap();
+        let pid = server.id().unwrap();
+        let stop = format!("kill -STOP {pid}; sleep 1; kill -CONT {pid}; sleep 0.6");
+        LAB.host
+            .run(&format!(
+                "until grep -q ':13CE ' /proc/net/udp; do sleep 0.2; done; for i in 1 2 3 4; do {stop}; done"
+            ))
+            .unwrap();
+        server
+    };
+    let goes_on = stood_still(load::SIPP);
+    assert!(!goes_on.ended(), "sipp ended with {:?}", goes_on.code());
+    goes_on.kill().unwrap();
+    goes_on.wait().unwrap();
+    // Otherwise this test shows nothing.
+    let ended = stood_still("sipp -nostdin").wait().unwrap();
+    assert!(String::from_utf8_lossy(&ended.stderr).contains("watchdog"), "{ended:?}");
 }
 
 fn times_of_sip_calls_agree_with_captures() {
