@@ -26,8 +26,8 @@ pub const VCPU_CPU: u32 = 2;
 /// How long a caller waits at the end for missing responses, s, or for one before the next request if it sends one at a time. It ends
 /// as soon as there are none.
 const LINGER_S: u32 = 20;
-/// How sipp is called. Its watchdog ends it for good once it has stood still ten times for more than 3 s (or 120 times for 0.5 s), as
-/// it does in an emulated guest on a busy machine.
+/// How sipp is called: without its watchdog, which ends it for good once it has stood still more than ten times for 3 s (or 120 times
+/// for 0.5 s), as it does in an emulated guest on a busy machine.
 pub const SIPP: &str = "sipp -nostdin -watchdog_interval 0";
 /// The port of echo servers.
 pub const ECHO_PORT: u16 = 7;
