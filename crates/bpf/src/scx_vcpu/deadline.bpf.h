@@ -19,26 +19,27 @@ struct place {
 	bool packet;  /* since a packet is pending */
 };
 
-/* Begins another period if the last one has ended. What was used beyond the budget is taken off the next one.
+/* Begins another period if the last one has ended. What was used beyond the budget is taken off later ones.
  */
 static __always_inline void renew(const struct vm_settings *vm, struct vm_state *s, u64 now)
 {
-	u64 end = s->period_end;
-	s64 used, unasked;
-	bool next = now - end < vm->period;
+	u64 end = s->period_end, periods;
+	s64 used, unasked, budget;
 
 	if (is_before(now, end))
 		return;
+	periods = (now - end) / vm->period + 1;
 	/* the one that changes it begins the period */
-	if (__sync_val_compare_and_swap(&s->period_end, end, (next ? end : now) + vm->period) != end)
+	if (__sync_val_compare_and_swap(&s->period_end, end, end + periods * vm->period) != end)
 		return;
 	used = s->used;
 	unasked = s->unasked;
 	if (used + (s64)MIN_SLICE > (s64)vm->budget)
 		__sync_fetch_and_add(&s->exhausted, 1);
-	__sync_fetch_and_sub(&s->used, next && used > (s64)vm->budget ? (s64)vm->budget : used);
-	__sync_fetch_and_sub(&s->unasked,
-			     next && unasked > (s64)vm->budget / 2 ? (s64)vm->budget / 2 : unasked);
+	/* of all periods that have ended */
+	budget = least(periods, MAX_PERIODS) * vm->budget;
+	__sync_fetch_and_sub(&s->used, used > budget ? budget : used);
+	__sync_fetch_and_sub(&s->unasked, unasked > budget / 2 ? budget / 2 : unasked);
 }
 
 /* Not static: the verifier looks at it once for each program, not once for each call. */
@@ -46,8 +47,9 @@ __noinline int find_place(u32 vm_index, u64 now, struct place *place)
 {
 	const struct vm_settings *vm = bpf_map_lookup_elem(&vms, &vm_index);
 	struct vm_state *s = bpf_map_lookup_elem(&states, &vm_index);
+	u64 done, arrived, oldest, arrival;
 	s64 left, unasked;
-	u64 done, oldest;
+	int i;
 
 	if (!place)
 		return 0;
@@ -61,14 +63,23 @@ __noinline int find_place(u32 vm_index, u64 now, struct place *place)
 	if (left < (s64)MIN_SLICE)
 		return 0;
 	done = s->done;
-	if (done != s->arrived) {
+	arrived = s->arrived;
+	if (done != arrived) {
 		oldest = s->arrivals[done % PENDING_MAX];
 		if (is_before(now, oldest + vm->deadline * EXPIRES)) {
-			/* One that is late already must not keep other VMs from their deadlines: it is
-			 * postponed. */
-			place->deadline = oldest + vm->deadline;
-			if (!is_before(now, place->deadline))
-				place->deadline = s->period_end;
+			/* Those that are late already must not keep other VMs from their deadlines. The next
+			 * one's counts, or that of the period. */
+			place->deadline = s->period_end;
+			bpf_for(i, 0, PENDING_MAX)
+			{
+				if (done + i == arrived)
+					break;
+				arrival = s->arrivals[(done + i) % PENDING_MAX];
+				if (is_before(now, arrival + vm->deadline)) {
+					place->deadline = arrival + vm->deadline;
+					break;
+				}
+			}
 			place->left = left;
 			place->packet = true;
 			return 0;
@@ -123,10 +134,11 @@ static __always_inline bool arrive(u32 vm_index, u64 now)
 static __always_inline u64 grant(u32 vm_index, struct task *t, const struct place *place, u64 most)
 {
 	struct vm_state *s = bpf_map_lookup_elem(&states, &vm_index);
-	u64 granted = least(place->left > 2 * MIN_GRANT ? place->left / 2 : place->left, most);
+	u64 half = place->left / 2, granted = least(place->left, half > MIN_GRANT ? half : MIN_GRANT);
 
 	if (!s)
 		return MIN_SLICE;
+	granted = least(granted, most);
 	t->granted = granted;
 	t->granted_in = s->period_end;
 	__sync_fetch_and_add(&s->used, granted);

@@ -31,12 +31,16 @@ static __always_inline bool is_better(const struct choice *best, u64 deadline, u
 	return is_before(vtime, best->vtime);
 }
 
-/* Whether threads that go before others have had enough of this CPU for now. */
-static __always_inline bool is_enough(struct cpu_state *c)
+/* Whether threads that go before others have had enough of this CPU for now. Nothing is owed to nobody. */
+static __always_inline bool is_enough(u32 cpu, struct cpu_state *c)
 {
-	if (c->owed + MIN_SLICE / EDF_PER_OTHERS >= MAX_OWED)
-		c->others_turn = 1;
-	else if (!c->owed)
+	if (c->owed + MIN_SLICE / EDF_PER_OTHERS >= MAX_OWED) {
+		if (c->weight || scx_bpf_dsq_nr_queued(cpu) > 0)
+			c->others_turn = 1;
+		else
+			c->owed = 0;
+	}
+	if (!c->owed)
 		c->others_turn = 0;
 	return c->others_turn;
 }
@@ -154,6 +158,7 @@ static __always_inline u64 begin(struct task_struct *p, struct task *t, u32 cpu,
 	struct thread *thread = t->slot ? thread_at(t->slot - 1) : NULL;
 	struct place place;
 	u64 idle = now - c->started, most;
+	bool enough;
 
 	/* what nobody used */
 	c->owed -= least(c->owed, (s64)idle > 0 ? idle : 0);
@@ -161,9 +166,10 @@ static __always_inline u64 begin(struct task_struct *p, struct task *t, u32 cpu,
 	c->slot = t->slot;
 	c->weight = t->slot ? 0 : weight_of(p);
 	t->before_others = t->packet = t->claimed = 0;
+	enough = is_enough(cpu, c);
 	if (thread) {
 		place = place_of(thread->vm, now);
-		if (place.deadline != NO_DEADLINE && !is_enough(c)) {
+		if (place.deadline != NO_DEADLINE && !enough) {
 			t->before_others = 1;
 			t->packet = place.packet;
 			most = (MAX_OWED - c->owed) * EDF_PER_OTHERS;
@@ -189,21 +195,34 @@ static __always_inline void measure(struct cpu_state *c, u64 now)
 /* Takes a thread of the CPU with the greatest load, if this one has much less. */
 static __always_inline bool balance(s32 cpu, struct cpu_state *c)
 {
-	u64 most = load_of(c) + 2 * DEFAULT_WEIGHT - 1, load;
+	u64 little = load_of(c) + 2 * DEFAULT_WEIGHT - 1, most, load, failed = ~0ULL;
 	struct cpu_state *other;
-	s32 found = -1;
-	int i;
+	s32 found, last = -1;
+	int n, i;
 
-	bpf_for(i, 0, host.cpus)
+	/* threads that are bound to the CPU with the greatest load cannot be taken */
+	bpf_for(n, 0, 3)
 	{
-		other = cpu_at(i);
-		load = other ? load_of(other) : 0;
-		if (i != cpu && load > most && scx_bpf_dsq_nr_queued(i) > 0) {
+		found = -1;
+		most = little;
+		bpf_for(i, 0, host.cpus)
+		{
+			other = cpu_at(i);
+			load = other ? load_of(other) : 0;
+			if (i == cpu || load <= most || load > failed || (load == failed && i <= last) ||
+			    scx_bpf_dsq_nr_queued(i) <= 0)
+				continue;
 			most = load;
 			found = i;
 		}
+		if (found < 0)
+			return false;
+		if (move_to_local(found))
+			return true;
+		failed = most;
+		last = found;
 	}
-	return found >= 0 && move_to_local(found);
+	return false;
 }
 
 /* What runs goes on. */
@@ -251,7 +270,7 @@ void BPF_PROG(dispatch, s32 cpu, struct task_struct *prev)
 		t = task_of(prev);
 	if (prev && t)
 		charge(prev, t, c, now);
-	enough = is_enough(c);
+	enough = is_enough(cpu, c);
 	due = now - c->balanced >= BALANCE_INTERVAL;
 	if (due)
 		measure(c, now);

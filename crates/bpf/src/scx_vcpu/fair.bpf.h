@@ -17,21 +17,38 @@ static __always_inline u64 virtual(u64 ns, u64 weight)
 	return ns * DEFAULT_WEIGHT / weight;
 }
 
-/* The load of a CPU no longer contains the task. */
-static __always_inline void unload(struct task *t)
+/* Which of a CPU's loads a task is part of. */
+static __always_inline u64 *sum_of(struct task *t, struct cpu_state *c)
+{
+	return t->slot ? &c->vm_load : &c->load;
+}
+
+/* A task is runnable on its CPU. */
+static __always_inline void add_load(struct task_struct *p, struct task *t)
+{
+	struct cpu_state *c = t->load ? NULL : cpu_at(t->cpu);
+
+	if (!c)
+		return;
+	t->load = weight_of(p);
+	__sync_fetch_and_add(sum_of(t, c), t->load);
+}
+
+/* It no longer is. */
+static __always_inline void remove_load(struct task *t)
 {
 	struct cpu_state *c = t->load ? cpu_at(t->cpu) : NULL;
 
 	if (c)
-		__sync_fetch_and_sub(&c->load, t->load);
+		__sync_fetch_and_sub(sum_of(t, c), t->load);
 	t->load = 0;
 }
 
 /* A task that slept is at most a slice behind; one of little weight is not too far ahead: virtual time passes
- * the more slowly the greater the load is. */
+ * the more slowly the greater the load is, also with the heaviest task that may come. */
 static __always_inline u64 limited(u64 vtime, const struct cpu_state *c)
 {
-	u64 load = c->load, ahead = virtual(MAX_WAIT, load > DEFAULT_WEIGHT ? load : DEFAULT_WEIGHT);
+	u64 ahead = virtual(MAX_WAIT, c->load + c->vm_load + MAX_WEIGHT);
 
 	if (is_before(vtime, c->vnow - SLICE))
 		return c->vnow - SLICE;
@@ -58,7 +75,8 @@ static __always_inline u64 load_of(const struct cpu_state *c)
 
 /*
  * The task belongs to this CPU from now on, if it does not yet. Returns its virtual time there: what it is
- * ahead or behind by is the same on each CPU. One that never ran begins now.
+ * ahead or behind by is the same on each CPU. One that never ran comes after a slice of its own, or a chain
+ * of tasks that each start the next one and end would keep the CPU.
  */
 static __always_inline u64 belong(struct task_struct *p, struct task *t, u32 cpu, u64 vtime)
 {
@@ -68,15 +86,13 @@ static __always_inline u64 belong(struct task_struct *p, struct task *t, u32 cpu
 	if (!from || !to)
 		return vtime;
 	if (t->fresh)
-		vtime = from->vnow;
+		vtime = from->vnow + virtual(SLICE, weight_of(p));
 	t->fresh = 0;
 	if (t->cpu != cpu) {
-		unload(t);
+		remove_load(t);
 		t->cpu = cpu;
-		if (runnable) {
-			t->load = weight_of(p);
-			__sync_fetch_and_add(&to->load, t->load);
-		}
+		if (runnable)
+			add_load(p, t);
 		vtime += to->vnow - from->vnow;
 	}
 	return limited(vtime, to);

@@ -63,8 +63,9 @@ struct port {
 };
 
 struct cpu_state {
-	u64 vnow; /* virtual time of the fair queue */
-	u64 load; /* sum of the weights of the runnable threads of the fair class that belong to the CPU */
+	u64 vnow;    /* virtual time of the fair queue */
+	u64 load;    /* sum of the weights of the runnable threads of the fair class that belong to the CPU */
+	u64 vm_load; /* the same of the threads of real-time VMs, some of which go before others */
 	u64 balanced;  /* when its load was last compared with others */
 	u64 edf_time;  /* since then, of threads before others */
 	u64 edf_share; /* of its time, of late, in 1/SHARE_ALL */

@@ -9,9 +9,10 @@
 #define SHORT_SLICE 500000ULL	    /* but at least this one */
 #define EDF_SLICE 10000000ULL	    /* at most; less if less of the budget is left */
 #define MIN_SLICE 50000ULL	    /* shorter ones cost more than they divide */
-#define MIN_GRANT 200000ULL	    /* of the budget; more is granted in halves of what is left */
+#define MIN_GRANT 4000000ULL	    /* of the budget, as the kernel ends slices at ticks; of more, half */
+#define MAX_PERIODS 1000000ULL	    /* that are counted: more are as good */
 #define WAKE_GRANULARITY 1000000ULL /* a thread that wakes preempts one that is so far ahead of it */
-#define MAX_WAIT 500000000ULL	    /* a thread of little weight waits no longer for those of its CPU */
+#define MAX_WAIT 5000000000ULL	    /* a thread of little weight waits no longer for those of its CPU */
 /* Threads go before others for at most EDF_PER_OTHERS times as long as others run, and for no longer at a
  * time than corresponds to MAX_OWED. */
 #define MAX_OWED 5000000ULL

@@ -14,11 +14,12 @@
  * deadline changes: each thread of a real-time VM has a queue of its own, and `dispatch` compares.
  *
  * Budget. In each period a VM goes before others for at most its budget, half of it without a pending packet:
- * so a guest with one or two vCPUs that never sleep has half of it left when a packet comes. A thread that
- * begins to run takes a part of what is left and gives back what it does not use; the kernel ends it at a
- * tick. Beyond its budget a VM's threads have the share of ordinary threads. A packet that is late has the
- * deadline of the period, and after EXPIRES deadlines none. On each CPU, threads that go before others get at
- * most 9/10 of the time, at most 45 ms at a time. See LIMITATIONS for known faults.
+ * so a guest that never sleeps has half of it left when a packet comes. A thread that begins to run takes a
+ * part of what is left and gives back what it does not use, so that vCPUs that run at once use little more:
+ * as much as the kernel's ticks are apart. Beyond its budget a VM's threads have the share of ordinary
+ * threads. A late packet has the deadline of the next one that is not, or of the period, and after EXPIRES
+ * deadlines none. On each CPU, threads that go before others get at most 9/10 of the time and 45 ms at a
+ * time, if others wait.
  *
  * The fair queues. Each CPU has one, in the order of virtual time: CPU time divided by weight. A thread that
  * slept gets no credit beyond one slice. An idle CPU takes threads of others; every BALANCE_INTERVAL a CPU
@@ -60,25 +61,17 @@ SEC("struct_ops/runnable")
 void BPF_PROG(runnable, struct task_struct *p, u64 enq_flags)
 {
 	struct task *t = task_of(p);
-	struct cpu_state *c;
 	struct thread *thread;
 
 	if (!t)
 		return;
-	if (t->slot) {
-		thread = thread_at(t->slot - 1);
-		if (!thread)
-			return;
-		mark(t->slot - 1);
-		thread->runnable_at = bpf_ktime_get_ns();
-		wake(thread, true);
+	add_load(p, t);
+	thread = t->slot ? thread_at(t->slot - 1) : NULL;
+	if (!thread)
 		return;
-	}
-	c = cpu_at(t->cpu);
-	if (!c || t->load)
-		return;
-	t->load = weight_of(p);
-	__sync_fetch_and_add(&c->load, t->load);
+	mark(t->slot - 1);
+	thread->runnable_at = bpf_ktime_get_ns();
+	wake(thread, true);
 }
 
 SEC("struct_ops/quiescent")
@@ -89,7 +82,7 @@ void BPF_PROG(quiescent, struct task_struct *p, u64 deq_flags)
 
 	if (!t)
 		return;
-	unload(t);
+	remove_load(t);
 	thread = t->slot ? thread_at(t->slot - 1) : NULL;
 	if (!thread)
 		return;
@@ -188,6 +181,8 @@ int assign(struct assignment *a)
 	thread->role = a->role;
 	thread->cpu = t->cpu;
 	thread->vtime = p->scx.dsq_vtime;
+	/* from its next wake-up on it is part of the other sum */
+	remove_load(t);
 	mark(a->slot);
 	wake(thread, p->scx.flags & core_enum(scx_ent_flags, SCX_TASK_QUEUED));
 	__sync_lock_test_and_set(&t->slot, a->slot + 1);
