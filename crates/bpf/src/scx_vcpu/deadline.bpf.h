@@ -42,14 +42,32 @@ static __always_inline void renew(const struct vm_settings *vm, struct vm_state 
 	__sync_fetch_and_sub(&s->unasked, unasked > budget / 2 ? budget / 2 : unasked);
 }
 
+/*
+ * The deadline of the first pending packet that is not late; of the period if there is none: packets that are
+ * late must not keep other VMs from their deadlines, nor fresh packets from theirs. Each call leaves one late
+ * packet behind.
+ */
+static __always_inline u64 first_deadline(const struct vm_settings *vm, struct vm_state *s, u64 done,
+					  u64 arrived, u64 now)
+{
+	u64 late = s->late, first = is_before(late, done) ? done : late, deadline;
+
+	if (first == arrived)
+		return s->period_end;
+	deadline = s->arrivals[first % PENDING_MAX] + vm->deadline;
+	if (is_before(now, deadline))
+		return deadline;
+	__sync_val_compare_and_swap(&s->late, late, first + 1);
+	return s->period_end;
+}
+
 /* Not static: the verifier looks at it once for each program, not once for each call. */
 __noinline int find_place(u32 vm_index, u64 now, struct place *place)
 {
 	const struct vm_settings *vm = bpf_map_lookup_elem(&vms, &vm_index);
 	struct vm_state *s = bpf_map_lookup_elem(&states, &vm_index);
-	u64 done, arrived, oldest, arrival;
+	u64 done, arrived, oldest;
 	s64 left, unasked;
-	int i;
 
 	if (!place)
 		return 0;
@@ -67,19 +85,7 @@ __noinline int find_place(u32 vm_index, u64 now, struct place *place)
 	if (done != arrived) {
 		oldest = s->arrivals[done % PENDING_MAX];
 		if (is_before(now, oldest + vm->deadline * EXPIRES)) {
-			/* Those that are late already must not keep other VMs from their deadlines. The next
-			 * one's counts, or that of the period. */
-			place->deadline = s->period_end;
-			bpf_for(i, 0, PENDING_MAX)
-			{
-				if (done + i == arrived)
-					break;
-				arrival = s->arrivals[(done + i) % PENDING_MAX];
-				if (is_before(now, arrival + vm->deadline)) {
-					place->deadline = arrival + vm->deadline;
-					break;
-				}
-			}
+			place->deadline = first_deadline(vm, s, done, arrived, now);
 			place->left = left;
 			place->packet = true;
 			return 0;

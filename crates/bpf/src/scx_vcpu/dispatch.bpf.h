@@ -3,6 +3,7 @@
 #ifndef TEIJI_SCX_VCPU_DISPATCH_BPF_H
 #define TEIJI_SCX_VCPU_DISPATCH_BPF_H
 
+#include "turn.bpf.h"
 #include "wake.bpf.h"
 
 /* The best that was found. */
@@ -173,13 +174,19 @@ static __always_inline u64 begin(struct task_struct *p, struct task *t, u32 cpu,
 			t->before_others = 1;
 			t->packet = place.packet;
 			most = (MAX_OWED - c->owed) * EDF_PER_OTHERS;
-			return grant(thread->vm, t, &place, least(most, EDF_SLICE));
+			most = grant(thread->vm, t, &place, least(most, EDF_SLICE));
+			end_turn_at(cpu, c, now + most, now);
+			return most;
 		}
 	}
 	if (is_before(c->vnow, c->vtime))
 		c->vnow = c->vtime;
+	c->until = 0;
+	if (!c->others_turn || c->owed >= slice_of(cpu))
+		return slice_of(cpu);
 	/* until threads go before others again */
-	return c->others_turn ? least(slice_of(cpu), c->owed) : slice_of(cpu);
+	end_turn_at(cpu, c, now + c->owed, now);
+	return c->owed;
 }
 
 /* What threads that go before others leave of a CPU is measured anew. */
@@ -274,6 +281,8 @@ void BPF_PROG(dispatch, s32 cpu, struct task_struct *prev)
 	due = now - c->balanced >= BALANCE_INTERVAL;
 	if (due)
 		measure(c, now);
+	if (now - c->looked >= LOOK_INTERVAL)
+		hasten(cpu, c, now);
 	/* what is chosen may be taken by another CPU meanwhile */
 	bpf_for(i, 0, 3)
 	{
@@ -352,7 +361,7 @@ void BPF_PROG(stopping, struct task_struct *p, bool runnable)
 	if (!t || !c)
 		return;
 	charge(p, t, c, now);
-	c->slot = c->weight = 0;
+	c->slot = c->weight = c->until = 0;
 	/* One that is preempted by a thread of SCHED_FIFO is queued: with a slice left it would go on before
 	 * a deadline. */
 	if (runnable)

@@ -44,15 +44,29 @@ static __always_inline void remove_load(struct task *t)
 	t->load = 0;
 }
 
-/* A task that slept is at most a slice behind; one of little weight is not too far ahead: virtual time passes
- * the more slowly the greater the load is, also with the heaviest task that may come. */
+/* A task that slept is at most a slice behind. */
 static __always_inline u64 limited(u64 vtime, const struct cpu_state *c)
 {
-	u64 ahead = virtual(MAX_WAIT, c->load + c->vm_load + MAX_WEIGHT);
+	return is_before(vtime, c->vnow - SLICE) ? c->vnow - SLICE : vtime;
+}
 
-	if (is_before(vtime, c->vnow - SLICE))
-		return c->vnow - SLICE;
-	return is_before(c->vnow + ahead, vtime) ? c->vnow + ahead : vtime;
+/* Threads that wait for too long go first. By weight alone, one of nice 19 would wait for minutes if many of
+ * nice -20 came, and the kernel would end the scheduler. */
+static __always_inline void hasten(u32 cpu, struct cpu_state *c, u64 now)
+{
+	struct task_struct *p;
+	struct task *t;
+
+	c->looked = now;
+	bpf_for_each(scx_dsq, p, cpu, 0)
+	{
+		t = task_of(p);
+		if (!t || is_before(now, t->queued_at + MAX_WAIT))
+			continue;
+		t->queued_at = now;
+		scx_bpf_dsq_move_set_vtime(&___it, c->vnow - SLICE);
+		scx_bpf_dsq_move_vtime(&___it, p, cpu, 0);
+	}
 }
 
 /* For how long a thread may run on a CPU, ns: everybody's turn is to come soon. */

@@ -31,6 +31,7 @@ struct vm_state {
 	u64 arrivals[PENDING_MAX]; /* by number of the packet */
 	u64 arrived;		   /* packets that are or were pending */
 	u64 done;		   /* of these, those that are no longer pending */
+	u64 late;		   /* of these, those up to the last one that was found to be late */
 	u64 period_end;
 	s64 used;    /* of the budget, in this period, with what running threads were granted */
 	s64 unasked; /* of this, without a pending packet */
@@ -67,12 +68,15 @@ struct cpu_state {
 	u64 load;    /* sum of the weights of the runnable threads of the fair class that belong to the CPU */
 	u64 vm_load; /* the same of the threads of real-time VMs, some of which go before others */
 	u64 balanced;  /* when its load was last compared with others */
+	u64 looked;    /* when its queue was last looked at for threads that wait too long */
 	u64 edf_time;  /* since then, of threads before others */
 	u64 edf_share; /* of its time, of late, in 1/SHARE_ALL */
 	u64 owed;      /* to others, as threads went before them; less what others had, or left unused */
 	/* what runs, or ran last: */
 	u64 started; /* when it began or was last charged; when the last one stopped */
 	u64 vtime;
+	u64 until;	 /* its turn has to end then; 0: with its slice */
+	u64 timer_at;	 /* the timer of turns ends then; 0: it is not set */
 	u32 slot;	 /* of a real-time VM's thread, plus 1; 0: another */
 	u32 weight;	 /* of another; 0: the CPU is idle */
 	u32 others_turn; /* until they have what is owed to them */

@@ -30,7 +30,18 @@ enum {
 	BPF_F_RDONLY_PROG = 1 << 7,
 	BPF_F_MMAPABLE = 1 << 10,
 	BPF_LOCAL_STORAGE_GET_F_CREATE = 1 << 0,
+	BPF_F_TIMER_ABS = 1 << 0,
+	BPF_F_TIMER_CPU_PIN = 1 << 1, /* Linux 6.7 */
 };
+
+/* Linux 6.12 */
+struct bpf_iter_scx_dsq {
+	__u64 opaque[6];
+} __attribute__((aligned(8)));
+
+struct bpf_timer {
+	__u64 opaque[2];
+} __attribute__((aligned(8)));
 
 struct bpf_iter_num {
 	__u64 opaque[1];
@@ -170,6 +181,13 @@ extern bool __scx_bpf_dsq_insert_vtime(struct task_struct *p,
 				       struct scx_bpf_dsq_insert_vtime_args *args) __ksym;
 extern struct task_struct *scx_bpf_dsq_peek(u64 dsq_id) __ksym;
 extern s32 scx_bpf_dsq_nr_queued(u64 dsq_id) __ksym;
+extern int bpf_iter_scx_dsq_new(struct bpf_iter_scx_dsq *it, u64 dsq_id, u64 flags) __ksym;
+extern struct task_struct *bpf_iter_scx_dsq_next(struct bpf_iter_scx_dsq *it) __ksym;
+extern void bpf_iter_scx_dsq_destroy(struct bpf_iter_scx_dsq *it) __ksym;
+/* Linux 6.13 */
+extern void scx_bpf_dsq_move_set_vtime(struct bpf_iter_scx_dsq *it, u64 vtime) __ksym;
+extern bool scx_bpf_dsq_move_vtime(struct bpf_iter_scx_dsq *it, struct task_struct *p, u64 dsq_id,
+				   u64 enq_flags) __ksym;
 extern void scx_bpf_kick_cpu(s32 cpu, u64 flags) __ksym;
 extern s32 scx_bpf_task_cpu(const struct task_struct *p) __ksym;
 extern bool scx_bpf_task_set_slice(struct task_struct *p, u64 slice) __ksym;

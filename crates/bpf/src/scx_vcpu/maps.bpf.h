@@ -9,10 +9,11 @@
 #define SHORT_SLICE 500000ULL	    /* but at least this one */
 #define EDF_SLICE 10000000ULL	    /* at most; less if less of the budget is left */
 #define MIN_SLICE 50000ULL	    /* shorter ones cost more than they divide */
-#define MIN_GRANT 4000000ULL	    /* of the budget, as the kernel ends slices at ticks; of more, half */
+#define MIN_GRANT 1000000ULL	    /* of the budget; of more than twice that, half */
 #define MAX_PERIODS 1000000ULL	    /* that are counted: more are as good */
 #define WAKE_GRANULARITY 1000000ULL /* a thread that wakes preempts one that is so far ahead of it */
-#define MAX_WAIT 5000000000ULL	    /* a thread of little weight waits no longer for those of its CPU */
+#define MAX_WAIT 2000000000ULL	    /* a thread that waits for longer for those of its CPU goes before them */
+#define LOOK_INTERVAL 500000000ULL  /* between two looks at who does */
 /* Threads go before others for at most EDF_PER_OTHERS times as long as others run, and for no longer at a
  * time than corresponds to MAX_OWED. */
 #define MAX_OWED 5000000ULL
@@ -98,6 +99,7 @@ struct task {
 	u8 fresh;	  /* it was never queued and never ran */
 	u8 claimed;	  /* `select_cpu` has found an idle CPU for it */
 	u32 dead;	  /* it gets no slot any more */
+	u64 queued_at;	  /* in a fair queue */
 	u64 granted;	  /* of the budget, since it runs */
 	u64 granted_in;	  /* the end of that period */
 };

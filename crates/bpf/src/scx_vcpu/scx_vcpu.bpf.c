@@ -15,11 +15,11 @@
  *
  * Budget. In each period a VM goes before others for at most its budget, half of it without a pending packet:
  * so a guest that never sleeps has half of it left when a packet comes. A thread that begins to run takes a
- * part of what is left and gives back what it does not use, so that vCPUs that run at once use little more:
- * as much as the kernel's ticks are apart. Beyond its budget a VM's threads have the share of ordinary
- * threads. A late packet has the deadline of the next one that is not, or of the period, and after EXPIRES
- * deadlines none. On each CPU, threads that go before others get at most 9/10 of the time and 45 ms at a
- * time, if others wait.
+ * part of what is left and gives back what it does not use, so that vCPUs that run at once do not use more. A
+ * timer ends what the kernel's ticks would end too late. Beyond its budget a VM's threads have the share of
+ * ordinary threads. A late packet has the deadline of the next one that is not, or of the period, and after
+ * EXPIRES deadlines none. On each CPU, threads that go before others get at most 9/10 of the time and 45 ms
+ * at a time, if others wait.
  *
  * The fair queues. Each CPU has one, in the order of virtual time: CPU time divided by weight. A thread that
  * slept gets no credit beyond one slice. An idle CPU takes threads of others; every BALANCE_INTERVAL a CPU
@@ -205,7 +205,7 @@ s32 BPF_PROG(init)
 
 	bpf_for(i, 0, host.cpus)
 	{
-		failed = scx_bpf_create_dsq(i, -1);
+		failed = scx_bpf_create_dsq(i, -1) ?: make_turn(i);
 		if (failed)
 			return failed;
 	}

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * When the turn of what runs ends. The kernel ends slices at its ticks, 4 ms apart at 250 Hz; budgets are shorter
- * than that. So each CPU has a timer, and where a turn has to end between ticks, the timer ends it.
+ * When the turn of what runs ends. The kernel ends slices at its ticks, 4 ms apart at 250 Hz; budgets are
+ * shorter than that. So each CPU has a timer, and where a turn has to end between ticks, the timer ends it.
  */
 #ifndef TEIJI_SCX_VCPU_TURN_BPF_H
 #define TEIJI_SCX_VCPU_TURN_BPF_H
@@ -60,8 +60,8 @@ static __always_inline s32 make_turn(u32 cpu)
 {
 	struct turn *turn = bpf_map_lookup_elem(&turns, &cpu);
 
-	return turn ? bpf_timer_init(&turn->timer, &turns, CLOCK_MONOTONIC) ?:
-			      bpf_timer_set_callback(&turn->timer, turn_ends)
+	return turn ? bpf_timer_init(&turn->timer, &turns, CLOCK_MONOTONIC)
+			  ?: bpf_timer_set_callback(&turn->timer, turn_ends)
 		    : 0;
 }
 

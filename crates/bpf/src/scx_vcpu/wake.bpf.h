@@ -183,6 +183,7 @@ void BPF_PROG(enqueue, struct task_struct *p, u64 enq_flags)
 		return;
 	}
 	vtime = belong(p, t, cpu, p->scx.dsq_vtime);
+	t->queued_at = now;
 	insert(p, cpu, SLICE, vtime, enq_flags);
 	if (found_idle(p, t, cpu, c, enq_flags) || is_idle(c) || c->slot)
 		return;
