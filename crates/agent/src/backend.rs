@@ -19,9 +19,10 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use teiji_bpf::qdisc_edf::{self as edf, Edf, KIND, PinnedQdisc};
+use teiji_bpf::scx_vcpu;
 use teiji_control::admission::curve;
-use teiji_host::{Devices, Hfsc, Root, Settings};
-use teiji_model::observed::{DeadlineSupport, Observed};
+use teiji_host::{Devices, Hfsc, Root, Settings, kernel};
+use teiji_model::observed::{DeadlineSupport, Observed, SchedExt};
 use teiji_model::qdisc::{DeadlineQdisc, Device, ExistingQdisc, RootQdisc, Scheduler};
 use teiji_model::resource::{Resource, ResourceError, Value};
 use teiji_model::status::{LinkStatus, LinksStatus};
@@ -63,6 +64,7 @@ impl HostBackend {
     /// them again, however many links have channels.
     pub fn complete(&self, observed: &mut Observed, devices: &Devices) {
         observed.deadline_support = self.support();
+        observed.sched_ext = self.sched_ext();
         if !self.real {
             return;
         }
@@ -76,6 +78,23 @@ impl HostBackend {
                 let read = channels(edf.get_or_insert_with(|| self.edf()), &device, root.clone());
                 observed.settings.record(resource, read.map(Value::RootQdisc));
             }
+        }
+    }
+
+    /// Whether threads of VMs can go by the deadlines of packets.
+    fn sched_ext(&self) -> SchedExt {
+        if !self.real {
+            return SchedExt::None(
+                "only the machine itself shows whether its kernel can; this is a copy of its files".into(),
+            );
+        }
+        match scx_vcpu::supported() {
+            Ok(()) => match kernel::sched_ext_scheduler().filter(|name| name != scx_vcpu::NAME) {
+                Some(other) => SchedExt::Taken(other),
+                None => SchedExt::Usable,
+            },
+            Err(teiji_bpf::Error::Missing { what, .. }) => SchedExt::None(format!("{what} is missing")),
+            Err(why) => SchedExt::None(why.to_string()),
         }
     }
 

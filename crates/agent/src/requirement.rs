@@ -1,8 +1,10 @@
 //! What teiji needs of this host, and whether it is present: what `teiji-host` looks for, and the kernel's hooks, in one
 //! list.
 use teiji_bpf::hooks::KernelTypes;
-use teiji_bpf::path_trace;
+use teiji_bpf::{path_trace, scx_vcpu};
+use teiji_host::kernel;
 use teiji_model::host::Requirement;
+use teiji_model::text::printable;
 
 /// What each hook is for: target, what does not work without it, whether requests cannot be followed on their whole
 /// path without it.
@@ -87,6 +89,7 @@ pub fn requirements() -> Vec<Requirement> {
         }
     };
     all.extend(KernelTypes::load().ok().map(|types| bpf_qdiscs(types.has_struct_ops("Qdisc_ops"))));
+    all.push(sched_ext(scx_vcpu::supported().is_ok(), kernel::sched_ext_scheduler()));
     for &(target, without, essential) in HOOKS {
         let Some(hook) = hooks.iter().find(|h| h.target == target) else { continue };
         all.push(match &hook.found {
@@ -147,6 +150,34 @@ fn bpf_qdiscs(present: bool) -> Requirement {
     }
 }
 
+/// Whether threads of VMs can go by the deadlines of packets, which nothing else needs. `in_use`: the scheduler of sched_ext that is.
+fn sched_ext(supported: bool, in_use: Option<String>) -> Requirement {
+    let other = in_use.filter(|name| name != scx_vcpu::NAME).map(|name| printable(&name));
+    let present = supported && other.is_none();
+    let missing = |text: &str| if present { String::new() } else { text.into() };
+    Requirement {
+        name: "sched_ext".into(),
+        present,
+        essential: false,
+        found: match (&other, supported) {
+            (Some(other), _) => format!("the scheduler {other} is in use"),
+            (None, true) => "as of Linux 6.19".into(),
+            (None, false) => "not there, or older than Linux 6.19".into(),
+        },
+        consequence: missing(if other.is_some() {
+            "a policy with class = \"packets\" is refused: the kernel has one scheduler of sched_ext at a time"
+        } else {
+            "with class = \"packets\", threads of VMs do not go by the deadlines of packets: SCHED_DEADLINE or SCHED_FIFO takes \
+             the place"
+        }),
+        remedy: missing(if other.is_some() {
+            "end it"
+        } else {
+            "run Linux 6.19 or newer, built with CONFIG_SCHED_CLASS_EXT=y"
+        }),
+    }
+}
+
 fn remedy(target: &str, forbidden: bool) -> &'static str {
     if forbidden {
         return "use a distribution's kernel; run `teiji` in the host's initial user namespace";
@@ -176,6 +207,25 @@ mod tests {
         assert!(absent.consequence.contains("deadlines") && absent.remedy.contains("6.16"));
         let here = KernelTypes::load().expect("this machine's kernel has BTF").has_struct_ops("Qdisc_ops");
         assert!(requirements().contains(&bpf_qdiscs(here)));
+    }
+
+    #[test]
+    fn what_deadlines_of_threads_lack_is_named() {
+        let own = sched_ext(true, Some(scx_vcpu::NAME.into()));
+        assert!(own.present && own.consequence.is_empty() && own.remedy.is_empty());
+        let taken = sched_ext(true, Some("lavd\u{1b}".into()));
+        assert!(
+            !taken.present && !taken.essential && taken.found.contains("lavd\\u{1b} is in use"),
+            "{taken:?}"
+        );
+        let old = sched_ext(false, None);
+        assert!(
+            !old.present && old.consequence.contains("SCHED_FIFO") && old.remedy.contains("6.19"),
+            "{old:?}"
+        );
+        assert!(
+            requirements().contains(&sched_ext(scx_vcpu::supported().is_ok(), kernel::sched_ext_scheduler()))
+        );
     }
 
     #[test]

@@ -11,13 +11,13 @@ use teiji_model::cpus::CpuSet;
 use teiji_model::host::VmId;
 use teiji_model::observed::{DeadlineSupport, Observed};
 use teiji_model::plan::{Held, Hold};
-use teiji_model::policy::{DirectSetting, HostPolicy, Policy, Subject, VmPolicy};
+use teiji_model::policy::{DirectSetting, HostPolicy, Policy, Subject, VmClass, VmPolicy};
 use teiji_model::resource::{Resource, ResourceKind, Scheduling, Value};
 
 fn fifo(name: &str, line: usize) -> VmPolicy {
     VmPolicy {
         name: at(name.to_owned(), line),
-        class: Some(at(Scheduling::Fifo { priority: 10 }, line + 1)),
+        class: Some(at(VmClass::Threads(Scheduling::Fifo { priority: 10 }), line + 1)),
         vcpu_cpus: None,
         worker_cpus: None,
         weight: None,

@@ -10,7 +10,7 @@ use teiji_control::plan::plan;
 use teiji_model::host::{DataPlane, Nic, Vcpu};
 use teiji_model::observed::{Manager, Observed, ObservedLink};
 use teiji_model::plan::{Held, Hold, Plan, own_group};
-use teiji_model::policy::{DirectSetting, LinkPolicy, Policy, Source, Subject, VfPolicy, VmPolicy};
+use teiji_model::policy::{DirectSetting, LinkPolicy, Policy, Source, Subject, VfPolicy, VmClass, VmPolicy};
 use teiji_model::qdisc::Device;
 use teiji_model::resource::{Latency, Quota, Resource, ResourceError, ResourceKind, Scheduling, Value};
 
@@ -75,7 +75,7 @@ fn everything_at_once_in_the_right_order() {
         vec![common::nic("eth0", vec![30])],
     );
     let mut policy = vms(vec![VmPolicy {
-        class: Some(at(FIFO, 2)),
+        class: Some(at(VmClass::Threads(FIFO), 2)),
         vcpu_cpus: Some(at(cpus("2-3"), 3)),
         worker_cpus: Some(at(cpus("1"), 4)),
         weight: Some(at(500, 5)),
@@ -174,7 +174,7 @@ fn a_thread_leaves_the_deadline_class_before_it_is_pinned() {
     let deadline = Scheduling::Deadline { runtime: 1, deadline: 10, period: 10 };
     observed.settings.insert(Resource::ThreadScheduling(task(101)), Value::Scheduling(deadline));
     let policy = vms(vec![VmPolicy {
-        class: Some(at(FIFO, 2)),
+        class: Some(at(VmClass::Threads(FIFO), 2)),
         vcpu_cpus: Some(at(cpus("2-3"), 3)),
         ..section("sip1")
     }]);
@@ -433,7 +433,7 @@ fn devices_that_share_an_interrupt_agree_or_are_refused() {
 fn real_time_threads_leave_the_host_alive() {
     let policy_of = |class, vcpus: Option<&str>, workers: Option<&str>| {
         vms(vec![VmPolicy {
-            class: Some(at(class, 2)),
+            class: Some(at(VmClass::Threads(class), 2)),
             vcpu_cpus: vcpus.map(|c| at(cpus(c), 3)),
             worker_cpus: workers.map(|c| at(cpus(c), 4)),
             ..section("sip1")
@@ -467,7 +467,7 @@ fn real_time_threads_leave_the_host_alive() {
 fn deadline_threads_fit_the_cpus() {
     let policy_of = |runtime| {
         let class = Scheduling::Deadline { runtime, deadline: 100, period: 100 };
-        vms(vec![VmPolicy { class: Some(at(class, 2)), ..section("sip1") }])
+        vms(vec![VmPolicy { class: Some(at(VmClass::Threads(class), 2)), ..section("sip1") }])
     };
     let mut observed = host("0-1", vec![vm("sip1", 100, 2, 0, None, false)], Vec::new());
     assert_eq!(ok(&policy_of(95), &observed, &Held::default()).steps.len(), 2);

@@ -7,13 +7,13 @@ use common::{at, cpus, host, task, vm};
 use teiji_control::plan::plan;
 use teiji_model::observed::Observed;
 use teiji_model::plan::{Held, Plan};
-use teiji_model::policy::{Policy, Problem, VmPolicy};
+use teiji_model::policy::{Policy, Problem, VmClass, VmPolicy};
 use teiji_model::resource::{Resource, Scheduling, Value};
 
 fn section(name: &str, priority: u8, vcpus: &str, workers: &str) -> VmPolicy {
     VmPolicy {
         name: at(name.to_owned(), 1),
-        class: Some(at(Scheduling::Fifo { priority }, 2)),
+        class: Some(at(VmClass::Threads(Scheduling::Fifo { priority }), 2)),
         vcpu_cpus: Some(at(cpus(vcpus), 3)),
         worker_cpus: Some(at(cpus(workers), 4)),
         weight: None,

@@ -38,6 +38,14 @@ fn kernel_setting(root: &Root, file: &str) -> String {
     text.map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
+/// The name of the scheduler of sched_ext that is in use; `None` if there is none.
+pub fn sched_ext_scheduler() -> Option<String> {
+    let root = Root::default();
+    let state = root.text("sys/kernel/sched_ext/state")?;
+    (state.trim() != "disabled")
+        .then(|| root.text("sys/kernel/sched_ext/root/ops").unwrap_or_default().trim().to_owned())
+}
+
 /// The program of this process: a name that stays valid when its file is replaced, as an upgrade does.
 pub fn own_program() -> &'static Path {
     Path::new("/proc/self/exe")

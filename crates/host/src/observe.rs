@@ -65,8 +65,16 @@ impl Root {
         let settings = resource::observe(&facts);
         let managers = managers::managers(&facts, &processes);
         let realtime_guard = starvation_guard::realtime(self, &cpus);
-        let deadline_support = Default::default();
-        let observed = Observed { cpus, vms, links, settings, realtime_guard, managers, deadline_support };
+        let observed = Observed {
+            cpus,
+            vms,
+            links,
+            settings,
+            realtime_guard,
+            managers,
+            deadline_support: Default::default(),
+            sched_ext: Default::default(),
+        };
         Ok((observed, devices))
     }
 

@@ -26,6 +26,27 @@ pub struct Observed {
     /// Whether packets can have deadlines here.
     #[serde(rename = "deadlines")]
     pub deadline_support: DeadlineSupport,
+    /// Whether threads of VMs can go by the deadlines of packets here.
+    #[serde(default)]
+    pub sched_ext: SchedExt,
+}
+
+/// Whether teiji's scheduler for the threads of VMs can be used on a host: sched_ext has one scheduler at a time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SchedExt {
+    /// It can, or is in use.
+    Usable,
+    /// Another scheduler is in use. Untrusted text: its name.
+    Taken(String),
+    /// It cannot. The text says why: what the kernel lacks, or that it is not known.
+    None(String),
+}
+
+impl Default for SchedExt {
+    fn default() -> Self {
+        SchedExt::None("whether the kernel can is not known".to_owned())
+    }
 }
 
 /// Whether packets can have deadlines on a host.

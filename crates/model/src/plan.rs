@@ -4,10 +4,10 @@
 //! (Policy, Observed) ── control::plan ──► Plan ── agent::apply ──► the host, journalled step by step
 //! ```
 
-use crate::policy::{KeyLocation, Overridden, SourceLocation};
+use crate::policy::{KeyLocation, Overridden, PacketClass, SourceLocation};
 use crate::qdisc::Scheduler;
 use crate::resource::dependency::{self, Change};
-use crate::resource::{Resource, Value};
+use crate::resource::{Resource, Task, Value};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -73,6 +73,9 @@ pub struct Plan {
     /// What each link with channels guarantees once the plan is carried out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<LinkGuarantee>,
+    /// The VMs whose threads go by the deadlines of their packets once the plan is carried out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub packet_vms: Vec<PacketVm>,
     /// The lines of the policy for each [`Step::reason`] that is one of them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub asked: BTreeMap<String, Asked>,
@@ -90,6 +93,17 @@ pub struct Asked {
     /// The lines that complete its value, as `priority` completes `class`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub with: Vec<KeyLocation>,
+}
+
+/// A VM whose threads go by the deadlines of its packets.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PacketVm {
+    /// Its name; printable.
+    pub name: String,
+    /// Its process.
+    pub process: Task,
+    /// What it is promised.
+    pub class: PacketClass,
 }
 
 /// What a link guarantees to its channels.

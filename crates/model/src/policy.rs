@@ -206,15 +206,35 @@ pub enum Auto {
     Nanoseconds(u64),
 }
 
+/// How the vCPU threads and vhost workers of a VM are scheduled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VmClass {
+    /// Each by a class of the kernel: `"fair"` is the default scheduler, `"realtime"` is `SCHED_FIFO` with `priority` (default 10;
+    /// workers one higher), `"deadline"` is `SCHED_DEADLINE` with `runtime` and `period` (`deadline` defaults to `period`).
+    Threads(Scheduling),
+    /// `"packets"`: together, by the deadlines of the VM's packets.
+    Packets(PacketClass),
+}
+
+/// What a VM is promised whose threads go by the deadlines of its packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PacketClass {
+    /// CPU time of all its threads together in each period for which they go before those of others, ns.
+    pub runtime: u64,
+    /// From a packet's arrival at the VM's tap until its threads are to have handled it, ns.
+    pub deadline: u64,
+    /// Period, ns.
+    pub period: u64,
+}
+
 /// `[vm.NAME]`: NAME is libvirt's or QEMU's name, or `pid:N` in quotes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmPolicy {
     /// The VM.
     pub name: Located<String>,
     /// `class`, with `priority` or `runtime`, `deadline` and `period`: how its vCPU threads and vhost workers are
-    /// scheduled. `"fair"` is the default scheduler. `"realtime"` is `SCHED_FIFO` with `priority` (default 10; workers
-    /// one higher). `"deadline"` is `SCHED_DEADLINE` with `runtime` and `period` (`deadline` defaults to `period`).
-    pub class: Option<Located<Scheduling>>,
+    /// scheduled.
+    pub class: Option<Located<VmClass>>,
     /// `vcpu_cpus`: the CPUs for its vCPU threads.
     pub vcpu_cpus: Option<Located<CpuSet>>,
     /// `worker_cpus`: the CPUs for its vhost workers.

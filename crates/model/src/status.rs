@@ -1,6 +1,7 @@
 //! What teiji holds and does at one instant, and the packet statistics of links with channels.
 
 use crate::plan::{Hold, Step};
+use crate::policy::PacketClass;
 use crate::qdisc::DeadlineQdisc;
 use crate::resource::{Resource, ResourceError, Value};
 use serde::{Deserialize, Serialize};
@@ -119,13 +120,7 @@ impl ChannelStats {
     /// The delay that a share of the packets did not exceed, ns, from the histogram. Its buckets double, so the result
     /// is up to twice the true delay, but never above the longest. `None` if there was no packet.
     pub fn quantile(&self, share: f64) -> Option<u64> {
-        let all: u64 = self.delay.iter().sum();
-        let wanted = ((all as f64 * share).ceil() as u64).clamp(1, all.max(1));
-        let mut seen = 0;
-        self.delay.iter().enumerate().find_map(|(i, n)| {
-            seen += n;
-            (seen >= wanted).then(|| 2u64.checked_shl(i as u32).unwrap_or(u64::MAX).min(self.delay_max))
-        })
+        quantile(&self.delay, share).map(|bound| bound.min(self.delay_max))
     }
 }
 
@@ -212,6 +207,55 @@ pub struct AgentStatus {
     pub problems: Vec<String>,
     /// Kinds of changes for which this kernel sends no event; they are found by polling. Printable.
     pub blind: Vec<String>,
+    /// The VMs whose threads it schedules by the deadlines of packets.
+    #[serde(default)]
+    pub packet_vms: Vec<PacketVmStatus>,
+}
+
+/// A VM whose threads an agent schedules by the deadlines of its packets. What it has got is since the scheduler was loaded.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PacketVmStatus {
+    /// Its name. Untrusted text.
+    pub name: String,
+    /// What it is promised.
+    pub class: PacketClass,
+    /// How many of its threads are scheduled so.
+    pub threads: usize,
+    /// Packets that came for it.
+    pub packets: u64,
+    /// Packets that it left unanswered for eight times its deadline without sleeping.
+    pub expired: u64,
+    /// CPU time before others, ns.
+    pub before_others: u64,
+    /// CPU time by weight, ns.
+    pub by_weight: u64,
+    /// Periods in which it used its runtime up.
+    pub exhausted: u64,
+    /// Turns of its threads before others.
+    pub turns: u64,
+    /// Of these, the ones that took over 500 µs longer than was granted.
+    pub overruns: u64,
+    /// How often its threads waited for a CPU after a wake-up for 2^i up to 2^(i+1) ns, by i.
+    pub waits: Vec<u64>,
+}
+
+impl PacketVmStatus {
+    /// The wait that a share of the wake-ups did not exceed, ns, up to twice the true one.
+    pub fn wait(&self, share: f64) -> Option<u64> {
+        quantile(&self.waits, share)
+    }
+}
+
+/// The value that a share of those in a histogram did not exceed, from one whose entry i counts values from 2^i up to 2^(i+1). The
+/// result is up to twice the true value. `None` if there are none.
+fn quantile(histogram: &[u64], share: f64) -> Option<u64> {
+    let all: u64 = histogram.iter().sum();
+    let wanted = ((all as f64 * share).ceil() as u64).clamp(1, all.max(1));
+    let mut seen = 0;
+    histogram.iter().enumerate().find_map(|(i, n)| {
+        seen += n;
+        (seen >= wanted).then(|| 2u64.checked_shl(i as u32).unwrap_or(u64::MAX))
+    })
 }
 
 #[cfg(test)]

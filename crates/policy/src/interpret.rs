@@ -5,7 +5,8 @@ use super::section::Keys;
 use super::value::Value;
 use teiji_model::cpus::CpuSet;
 use teiji_model::policy::{
-    Auto, ChannelPolicy, DirectSetting, Endpoint, HostPolicy, LinkPolicy, Located, Subject, VmPolicy,
+    Auto, ChannelPolicy, DirectSetting, Endpoint, HostPolicy, LinkPolicy, Located, PacketClass, Subject,
+    VmClass, VmPolicy,
 };
 use teiji_model::resource::{Latency, Scheduling};
 
@@ -106,7 +107,7 @@ pub(super) fn vm(keys: &mut Keys<'_, '_>, name: String) -> VmPolicy {
 }
 
 /// `class`, with the keys that belong to it.
-fn class(keys: &mut Keys<'_, '_>) -> Option<Located<Scheduling>> {
+fn class(keys: &mut Keys<'_, '_>) -> Option<Located<VmClass>> {
     let class = keys.get("class", |value| match value {
         Value::Word(word) => Some(word),
         _ => None,
@@ -114,41 +115,45 @@ fn class(keys: &mut Keys<'_, '_>) -> Option<Located<Scheduling>> {
     let word = class.as_ref().map(|class| class.value);
     // A wrong class is reported elsewhere, and a class on a line that could not be parsed may be any.
     if word.is_some() || (keys.keys_known() && keys.key("class").is_none()) {
-        for (key, of) in [
-            ("priority", "realtime"),
-            ("runtime", "deadline"),
-            ("deadline", "deadline"),
-            ("period", "deadline"),
-        ] {
-            if word != Some(of) {
-                let message =
-                    format!("`{key}` is only valid with class = \"{of}\"; write that, or remove `{key}`");
-                keys.report(key, message);
+        const TIMES: &[&str] = &["deadline", "packets"];
+        for (key, of) in
+            [("priority", &["realtime"][..]), ("runtime", TIMES), ("deadline", TIMES), ("period", TIMES)]
+        {
+            if word.is_none_or(|word| !of.contains(&word)) {
+                let of: Vec<String> = of.iter().map(|class| format!("class = \"{class}\"")).collect();
+                let of = of.join(" or ");
+                keys.report(key, format!("`{key}` is only valid with {of}; write that, or remove `{key}`"));
             }
         }
     }
     let Located { value: word, location } = class?;
     let value = match word {
-        "fair" => Scheduling::Other { nice: 0 },
+        "fair" => VmClass::Threads(Scheduling::Other { nice: 0 }),
         "realtime" => {
             let priority = keys.number("priority").map_or(PRIORITY, |at| at.value);
-            Scheduling::Fifo { priority }
+            VmClass::Threads(Scheduling::Fifo { priority })
         }
-        "deadline" => sched_deadline(keys)?,
+        "deadline" => {
+            for key in ["vcpu_cpus", "worker_cpus"] {
+                // sched_setattr(2), EPERM; Documentation/scheduler/sched-deadline.rst, section 5.
+                let why = "with class = \"deadline\": Linux does not pin such threads to CPUs";
+                let instead = "remove it, or write class = \"packets\" or \"realtime\"";
+                keys.report(key, format!("`{key}` cannot be used {why}; {instead}"));
+            }
+            let PacketClass { runtime, deadline, period } = times(keys, word)?;
+            VmClass::Threads(Scheduling::Deadline { runtime, deadline, period })
+        }
+        "packets" => VmClass::Packets(times(keys, word)?),
         _ => return None,
     };
     Some(Located { value, location })
 }
 
-fn sched_deadline(keys: &mut Keys<'_, '_>) -> Option<Scheduling> {
-    for key in ["vcpu_cpus", "worker_cpus"] {
-        // sched_setattr(2), EPERM; Documentation/scheduler/sched-deadline.rst, section 5.
-        let why = "with class = \"deadline\": Linux does not pin such threads to CPUs";
-        keys.report(key, format!("`{key}` cannot be used {why}; remove it, or write class = \"realtime\""));
-    }
+/// `runtime`, `deadline` and `period`, which the class of this name needs.
+fn times(keys: &mut Keys<'_, '_>, class: &str) -> Option<PacketClass> {
     for key in ["runtime", "period"] {
         if keys.keys_known() && keys.key(key).is_none() {
-            let message = format!("class = \"deadline\" needs `{key}`; write a time, as in {key} = \"10ms\"");
+            let message = format!("class = \"{class}\" needs `{key}`; write a time, as in {key} = \"10ms\"");
             keys.report("class", message);
         }
     }
@@ -170,7 +175,7 @@ fn sched_deadline(keys: &mut Keys<'_, '_>) -> Option<Scheduling> {
     {
         keys.report("deadline", format!("`deadline` is longer than `period`; {order}"));
     }
-    Some(Scheduling::Deadline { runtime: runtime?, deadline: deadline?, period: period? })
+    Some(PacketClass { runtime: runtime?, deadline: deadline?, period: period? })
 }
 
 /// `[channel.NAME]`; `None` if a required key is missing or wrong.

@@ -297,12 +297,13 @@ pub(super) const SECTIONS: &[Section] = &[
         keys: &[
             Key {
                 name: "class",
-                kind: ValueKind::Word(&["fair", "realtime", "deadline"]),
+                kind: ValueKind::Word(&["fair", "realtime", "deadline", "packets"]),
                 required: false,
                 default: "as it is",
                 example: "\"realtime\"",
                 doc: "How its vCPU threads and vhost workers are scheduled: `\"fair\"` is the default scheduler, \
-                      `\"realtime\"` is `SCHED_FIFO`, `\"deadline\"` is `SCHED_DEADLINE`. See sched(7).",
+                      `\"realtime\"` is `SCHED_FIFO`, `\"deadline\"` is `SCHED_DEADLINE`; see sched(7). \
+                      `\"packets\"` is teiji's own scheduler (see \"Threads by the deadlines of packets\").",
             },
             Key {
                 name: "priority",
@@ -319,9 +320,10 @@ pub(super) const SECTIONS: &[Section] = &[
                 name: "runtime",
                 kind: SCHED_DEADLINE_TIME,
                 required: false,
-                default: "none: `class = \"deadline\"` needs it",
+                default: "none: `class = \"deadline\"` and `\"packets\"` need it",
                 example: "\"2ms\"",
-                doc: "CPU time of each thread in each period; with `class = \"deadline\"` only.",
+                doc: "CPU time in each period: of each thread with `class = \"deadline\"`; of all its threads \
+                      together, before those of others, with `class = \"packets\"`.",
             },
             Key {
                 name: "deadline",
@@ -329,17 +331,18 @@ pub(super) const SECTIONS: &[Section] = &[
                 required: false,
                 default: "`period`",
                 example: "\"5ms\"",
-                doc: "The time from the start of a period within which a thread gets its `runtime`, between \
-                      `runtime` and `period`; with `class = \"deadline\"` only.",
+                doc: "Between `runtime` and `period`. With `class = \"deadline\"`, the time from the start of a \
+                      period within which a thread gets its `runtime`; with `class = \"packets\"`, the time from \
+                      a packet's arrival at the VM's tap within which its threads are to handle it.",
             },
             Key {
                 name: "period",
                 kind: SCHED_DEADLINE_TIME,
                 required: false,
-                default: "none: `class = \"deadline\"` needs it",
+                default: "none: `class = \"deadline\"` and `\"packets\"` need it",
                 example: "\"10ms\"",
-                doc: "How often each thread gets its `runtime`; with `class = \"deadline\"` only. The kernel's \
-                      bounds are `kernel.sched_deadline_period_min_us` and `_max_us`.",
+                doc: "How often each thread, or the VM, gets its `runtime`. With `class = \"deadline\"` the \
+                      kernel's bounds are `kernel.sched_deadline_period_min_us` and `_max_us`.",
             },
             Key {
                 name: "vcpu_cpus",

@@ -9,7 +9,7 @@ use teiji_model::finding::Cause;
 use teiji_model::observation::{self, Observation};
 use teiji_model::observed::*;
 use teiji_model::plan::*;
-use teiji_model::policy::{Endpoint, KeyLocation, Line, Overridden, SourceLocation};
+use teiji_model::policy::{Endpoint, KeyLocation, Line, Overridden, PacketClass, SourceLocation};
 use teiji_model::qdisc::{Channel, DeadlineQdisc, Device, ExistingQdisc, RootQdisc, Scheduler};
 use teiji_model::report::{Report, SCHEMA};
 use teiji_model::resource::*;
@@ -138,6 +138,8 @@ fn channels() -> DeadlineQdisc {
     }
 }
 
+const CLASS: PacketClass = PacketClass { runtime: 1, deadline: 2, period: 2 };
+
 fn steps() -> Vec<Step> {
     let step = |(setting, value): (Resource, Value)| Step {
         setting,
@@ -174,6 +176,7 @@ fn every_field_of_a_plan_is_documented() {
             reserved: 1,
             channels: vec![channel],
         }],
+        packet_vms: vec![PacketVm { name: "a".into(), process: Task { id: 7, started: 9 }, class: CLASS }],
         asked: [("vm.sip1.class".to_owned(), asked)].into(),
         overridden: vec![Overridden { section: "vm.a".into(), holds: line.clone(), over: vec![line] }],
     };
@@ -216,7 +219,20 @@ fn every_field_of_a_status_is_documented() {
         channels: [("name".to_owned(), ChannelStats::default())].into(),
     };
     let links = LinksStatus { links: vec![link], ..LinksStatus::default() };
-    let agent = AgentStatus::default();
+    let vm = PacketVmStatus {
+        name: "a".into(),
+        class: CLASS,
+        threads: 1,
+        packets: 1,
+        expired: 0,
+        before_others: 1,
+        by_weight: 0,
+        exhausted: 0,
+        turns: 1,
+        overruns: 0,
+        waits: vec![1],
+    };
+    let agent = AgentStatus { packet_vms: vec![vm], ..AgentStatus::default() };
     documented(&json::Status::new(
         &Status { held, transaction, ..Status::default() },
         &links,
@@ -255,10 +271,10 @@ fn every_field_of_an_observation_is_documented() {
     };
     let manager =
         Manager { name: "tuned".into(), advice: "stop it".into(), touches: Vec::new(), vm: Some(task) };
-    for deadline_support in [
-        DeadlineSupport::NoAgent("start it".into()),
-        DeadlineSupport::Hfsc("no BPF qdiscs".into()),
-        DeadlineSupport::None("not now".into()),
+    for (deadline_support, sched_ext) in [
+        (DeadlineSupport::NoAgent("start it".into()), SchedExt::Usable),
+        (DeadlineSupport::Hfsc("no BPF qdiscs".into()), SchedExt::Taken("lavd".into())),
+        (DeadlineSupport::None("not now".into()), SchedExt::None("too old".into())),
     ] {
         let observed = Observed {
             vms: vec![vm.clone()],
@@ -266,6 +282,7 @@ fn every_field_of_an_observation_is_documented() {
             settings: settings().into_iter().collect(),
             managers: vec![manager.clone()],
             deadline_support,
+            sched_ext,
             ..Observed::default()
         };
         let held = settings().into_iter().map(|(setting, value)| (setting, hold(value)));

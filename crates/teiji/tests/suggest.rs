@@ -6,7 +6,7 @@ use std::process::Command;
 use teiji_model::event::*;
 use teiji_model::flow::{Matching, Watch};
 use teiji_model::host::{DataPlane, Nic, Vm};
-use teiji_model::policy::Source;
+use teiji_model::policy::{Source, VmClass};
 use teiji_model::recording::Writer;
 use teiji_model::report::{Counters, Meta};
 use teiji_model::resource::Scheduling;
@@ -137,7 +137,10 @@ fn standard_output_is_a_policy_and_standard_error_the_report() {
     let policy = parse(&[Source { name: "fix.toml".into(), text: out.clone() }]).unwrap();
     assert_eq!(policy.vms.len(), 1, "{out}");
     assert_eq!(policy.vms[0].name.value, "sip1");
-    assert_eq!(policy.vms[0].class.as_ref().unwrap().value, Scheduling::Fifo { priority: 10 });
+    assert_eq!(
+        policy.vms[0].class.as_ref().unwrap().value,
+        VmClass::Threads(Scheduling::Fifo { priority: 10 })
+    );
     assert!(out.contains("# sip1 (pid 70): ") && out.contains("vCPU waits for a CPU (vcpu_wake): "), "{out}");
     let (report, nothing) = replay("sip1", &[]);
     assert_eq!((report.as_str(), nothing.as_str()), (err.as_str(), ""));

@@ -13,7 +13,7 @@ use teiji_model::plan::Step;
 
 /// The first pause after a failure, and the longest.
 const PAUSE: Duration = Duration::from_secs(1);
-const PAUSE_MOST: Duration = Duration::from_secs(60);
+pub(super) const PAUSE_MOST: Duration = Duration::from_secs(60);
 
 /// The pause after a failure; `before`: that after the failure before it.
 pub(super) fn longer(before: Option<Duration>) -> Duration {

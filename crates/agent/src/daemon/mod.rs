@@ -32,6 +32,7 @@
 //! | `qdisc` | the qdisc, as long as this agent has it |
 //! | `pin_watch` | what is done about pins that somebody removes |
 //! | `reconciler` | keeps the policy in force |
+//! | `vcpus` | the scheduler of VMs whose threads go by the deadlines of packets |
 //! | `reload` | the looks that SIGHUP asks for, one at a time |
 //! | `schedule` | when the reconciler looks at the host |
 //! | `backoff` | when it tries again what it could not do |
@@ -60,6 +61,7 @@ mod reconciler;
 mod reload;
 mod schedule;
 mod supervisor;
+mod vcpus;
 mod wire;
 
 use claim::Claim;
@@ -163,6 +165,7 @@ pub fn run(places: Places<'_>, signals: Signals<'_>) -> Result<(), Error> {
                 break Err(error);
             }
             reconciler.no_qdisc(qdisc.problem());
+            reconciler.check_vcpus();
             let [front, front_check] = supervisor.threads();
             let reconciler = ("reconciler", !reconciling.is_finished());
             let threads = [("heartbeat", qdisc.lives()), reconciler, front, front_check];

@@ -15,6 +15,7 @@
 use super::backoff::Failed;
 use super::claim::Claim;
 use super::schedule::Schedule;
+use super::vcpus::Vcpus;
 use crate::apply::clock::{Clock, SystemClock};
 use crate::apply::store::{HELD, TRANSACTION};
 use crate::apply::{self, Engine, Options};
@@ -63,6 +64,7 @@ pub(super) struct Reconciler {
     claim: Arc<Claim>,
     begun: Instant,
     shared: Mutex<Shared>,
+    vcpus: Mutex<Vcpus>,
     looked: Condvar,
     wake: UnixStream,
     woken: UnixStream,
@@ -128,6 +130,7 @@ impl Reconciler {
             claim,
             begun: Instant::now(),
             shared: Mutex::new(Shared { status, ..Shared::default() }),
+            vcpus: Mutex::default(),
             looked: Condvar::new(),
             wake,
             woken,
@@ -143,6 +146,18 @@ impl Reconciler {
         Engine::open(&self.state, HostBackend::new(Root::default(), &self.pins, &self.state))
     }
 
+    fn vcpus(&self) -> MutexGuard<'_, Vcpus> {
+        self.vcpus.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at the host soon if the kernel has ended the scheduler of VMs' threads.
+    pub(super) fn check_vcpus(&self) {
+        // While a look has it, that look finds out.
+        if self.vcpus.try_lock().is_ok_and(|vcpus| vcpus.ended().is_some()) {
+            self.wake();
+        }
+    }
+
     fn shared(&self) -> MutexGuard<'_, Shared> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -152,6 +167,8 @@ impl Reconciler {
         let shared = self.shared();
         let mut status = shared.status.clone();
         status.problems.extend(shared.no_qdisc.clone());
+        // While a look has it, there is nothing to be read.
+        status.packet_vms = self.vcpus.try_lock().map(|vcpus| vcpus.status()).unwrap_or_default();
         if let Some(since) = shared.looking.map(|begun| begun.elapsed()).filter(|since| *since > OVERDUE) {
             status.problems.push(format!(
                 "the agent has been busy comparing the host with the policy for {} s: a write to the host may hang; \
@@ -282,6 +299,9 @@ impl Reconciler {
                 schedule.at(now() + left + GRACE);
             }
             look.failed.values().for_each(|failed| schedule.at(failed.until));
+            if let Some(due) = self.vcpus().due() {
+                schedule.at(due.saturating_duration_since(self.begun));
+            }
             self.show(look, now() - begun);
         }
     }
@@ -361,7 +381,10 @@ impl Reconciler {
             (look.lease_left, look.unfinished) = (to_keep.lease_left, true);
             return Ok(());
         }
-        let Some(kept) = to_keep.policy else { return Ok(()) };
+        let Some(kept) = to_keep.policy else {
+            look.problems.extend(self.vcpus().keep(&[], &Observed::default(), Instant::now()));
+            return Ok(());
+        };
         let loaded =
             policy::of_kept(kept.clone()).map_err(|e| format!("the policy in force cannot be read: {e}"))?;
         let seen = observation::capture(&Root::default(), &engine).map_err(|e| e.to_string())?;
@@ -375,6 +398,7 @@ impl Reconciler {
         // The others are kept all the same.
         look.problems.extend(made.problems.iter().map(|problem| printable(&problem.to_string())));
         look.again |= !made.problems.is_empty();
+        look.problems.extend(self.vcpus().keep(&made.plan.packet_vms, observed, Instant::now()));
         let mut changes = Changes { engine: &engine, whole: &made.plan, newcomers: wanted.newcomers, kept };
         self.carry_out(&mut changes, observed, &seen.held, look)
     }

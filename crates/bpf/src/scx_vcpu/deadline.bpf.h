@@ -159,6 +159,11 @@ static __always_inline void use(struct vm_state *s, struct task *t, u64 ran)
 	/* what was granted in an earlier period is forgotten */
 	u64 back = t->granted_in == s->period_end ? t->granted : 0;
 
+	if (t->granted) {
+		__sync_fetch_and_add(&s->turns, 1);
+		if (ran > t->granted + OVERRUN)
+			__sync_fetch_and_add(&s->overruns, 1);
+	}
 	t->granted = 0;
 	__sync_fetch_and_add(&s->used, ran - back);
 	if (!t->packet)

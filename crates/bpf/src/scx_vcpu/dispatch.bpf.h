@@ -199,36 +199,30 @@ static __always_inline void measure(struct cpu_state *c, u64 now)
 	c->balanced = now;
 }
 
-/* Takes a thread of the CPU with the greatest load, if this one has much less. */
-static __always_inline bool balance(s32 cpu, struct cpu_state *c)
+/* Takes a thread of the CPU with the greatest load, if this one has much less. If its threads are bound to
+ * it, those of others are looked at the next time. */
+static __always_inline bool balance(s32 cpu, struct cpu_state *c, u64 now)
 {
-	u64 little = load_of(c) + 2 * DEFAULT_WEIGHT - 1, most, load, failed = ~0ULL;
+	u64 most = load_of(c) + 2 * DEFAULT_WEIGHT - 1, load;
 	struct cpu_state *other;
-	s32 found, last = -1;
-	int n, i;
+	s32 found = -1;
+	int i;
 
-	/* threads that are bound to the CPU with the greatest load cannot be taken */
-	bpf_for(n, 0, 3)
+	bpf_for(i, 0, host.cpus)
 	{
-		found = -1;
-		most = little;
-		bpf_for(i, 0, host.cpus)
-		{
-			other = cpu_at(i);
-			load = other ? load_of(other) : 0;
-			if (i == cpu || load <= most || load > failed || (load == failed && i <= last) ||
-			    scx_bpf_dsq_nr_queued(i) <= 0)
-				continue;
+		other = cpu_at(i);
+		load = other && now - other->kept >= KEPT_INTERVAL ? load_of(other) : 0;
+		if (i != cpu && load > most && scx_bpf_dsq_nr_queued(i) > 0) {
 			most = load;
 			found = i;
 		}
-		if (found < 0)
-			return false;
-		if (move_to_local(found))
-			return true;
-		failed = most;
-		last = found;
 	}
+	other = found >= 0 ? cpu_at(found) : NULL;
+	if (!other)
+		return false;
+	if (move_to_local(found))
+		return true;
+	other->kept = now;
 	return false;
 }
 
@@ -300,7 +294,7 @@ void BPF_PROG(dispatch, s32 cpu, struct task_struct *prev)
 			break;
 		if (best.deadline == NO_DEADLINE && due) {
 			due = false;
-			if (balance(cpu, c))
+			if (balance(cpu, c, now))
 				return;
 		}
 		if (best.is_prev) {

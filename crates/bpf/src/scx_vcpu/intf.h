@@ -41,6 +41,8 @@ struct vm_state {
 	u64 edf_time;  /* CPU time before others */
 	u64 fair_time; /* CPU time by weight */
 	u64 exhausted; /* periods in which the budget was used up */
+	u64 turns;     /* before others */
+	u64 overruns;  /* of these, those that were longer than granted by more than OVERRUN */
 	u64 expired;   /* packets that were pending too long */
 };
 
@@ -68,6 +70,7 @@ struct cpu_state {
 	u64 load;    /* sum of the weights of the runnable threads of the fair class that belong to the CPU */
 	u64 vm_load; /* the same of the threads of real-time VMs, some of which go before others */
 	u64 balanced;  /* when its load was last compared with others */
+	u64 kept;      /* when another CPU could not take what is queued for it */
 	u64 looked;    /* when its queue was last looked at for threads that wait too long */
 	u64 edf_time;  /* since then, of threads before others */
 	u64 edf_share; /* of its time, of late, in 1/SHARE_ALL */

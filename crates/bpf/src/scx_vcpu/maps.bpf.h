@@ -10,6 +10,7 @@
 #define EDF_SLICE 10000000ULL	    /* at most; less if less of the budget is left */
 #define MIN_SLICE 50000ULL	    /* shorter ones cost more than they divide */
 #define MIN_GRANT 1000000ULL	    /* of the budget; of more than twice that, half */
+#define OVERRUN 500000ULL	    /* a turn that ends so late counts as late */
 #define MAX_PERIODS 1000000ULL	    /* that are counted: more are as good */
 #define WAKE_GRANULARITY 1000000ULL /* a thread that wakes preempts one that is so far ahead of it */
 #define MAX_WAIT 2000000000ULL	    /* a thread that waits for longer for those of its CPU goes before them */
@@ -19,6 +20,7 @@
 #define MAX_OWED 5000000ULL
 #define EDF_PER_OTHERS 9
 #define BALANCE_INTERVAL 20000000ULL
+#define KEPT_INTERVAL 1000000000ULL /* threads that are bound to a CPU are looked at so seldom */
 #define JUST_ARRIVED 200000ULL /* a packet may have been queued for a worker without its being woken yet */
 #define TIMEOUT_MS 10000
 #define EXPIRES 8 /* deadlines after which a packet is no longer pending */

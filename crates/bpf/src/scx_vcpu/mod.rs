@@ -27,6 +27,9 @@ use skeleton::types;
 /// The compiled programs.
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/scx_vcpu.bpf.o"));
 
+/// The name by which the kernel knows the scheduler.
+pub const NAME: &str = "teiji_vcpu";
+
 /// Most real-time VMs at a time.
 pub const MAX_VMS: u32 = types::vcpu_limits::MAX_VMS.0;
 /// Most threads of these together: vCPUs and vhost workers.
@@ -77,6 +80,10 @@ pub struct VmStats {
     pub by_weight: Duration,
     /// Periods in which it used its budget up.
     pub exhausted: u64,
+    /// Turns of its threads before others.
+    pub turns: u64,
+    /// Of these, the ones that took over 500 µs longer than was granted: the CPU could not be interrupted, or stood still.
+    pub overruns: u64,
 }
 
 /// A thread of a real-time VM.
@@ -171,6 +178,20 @@ impl VcpuScheduler {
         put(&self.ports, "ports", bytes_of(&port), &vm.to_ne_bytes())
     }
 
+    /// A tap of this network namespace is no VM's any more.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn remove_tap(&self, ifindex: u32) -> Result<(), Error> {
+        let port = types::port { netns: self.netns, ifindex, ..Default::default() };
+        match self.ports.delete(bytes_of(&port)) {
+            Err(e) if e.kind() != libbpf_rs::ErrorKind::NotFound => {
+                Err(Error::kernel("remove from the map ports", e))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// A thread is the VM's, until it ends. Returns false if it has ended.
     ///
     /// # Errors
@@ -220,6 +241,8 @@ impl VcpuScheduler {
             before_others: Duration::from_nanos(state.edf_time),
             by_weight: Duration::from_nanos(state.fair_time),
             exhausted: state.exhausted,
+            turns: state.turns,
+            overruns: state.overruns,
         })
     }
 

@@ -4,7 +4,7 @@
 //! they return, or their present value.
 
 use super::names::shown;
-use super::{Draft, HostAndHeld, WantedSetting, starvation, steps, wanted};
+use super::{Draft, HostAndHeld, WantedSetting, packets, starvation, steps, wanted};
 use crate::housekeeping;
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
@@ -26,6 +26,7 @@ pub(super) fn check(host: HostAndHeld<'_>, draft: &mut Draft) {
     housekeeping_cpu(observed, &threads, draft);
     check_sched_deadline(observed, &threads, draft);
     starvation::check(observed, &threads, draft);
+    packets::check(observed, &threads, draft);
 }
 
 /// A setting that cannot be read could not be restored, so it is not changed. One that is offline is left out: it has no

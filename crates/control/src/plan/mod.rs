@@ -9,6 +9,7 @@
 //! | `names` | which VM and which link a section means |
 //! | `wanted` | which settings a section asks for, and their values |
 //! | `channels` | what the channels require of their links: queues, segments, and the guarantees |
+//! | `packets` | what a VM needs whose threads go by the deadlines of packets |
 //! | `checks` | whether they are acceptable on this host |
 //! | `starvation` | whether real-time threads would starve each other |
 //! | `steps` | which of them differ, and the order of the changes |
@@ -23,6 +24,7 @@
 mod channels;
 mod checks;
 mod names;
+mod packets;
 mod parts;
 mod possible;
 mod present;
@@ -100,7 +102,8 @@ fn made(
     let asking = draft.wants.iter().filter(|want| reasons.contains(want.reason.as_str()));
     let asked = asking.map(|want| (want.reason.clone(), deciding_lines(policy, &want.location))).collect();
     let overridden = policy.overridden.clone();
-    Ok(Plan { links: draft.links, first: draft.first, asked, overridden, ..plan })
+    let packet_vms = draft.promises.into_iter().map(|promise| promise.vm).collect();
+    Ok(Plan { links: draft.links, packet_vms, first: draft.first, asked, overridden, ..plan })
 }
 
 /// The line at this place, and those that complete its value.
@@ -136,6 +139,8 @@ struct Draft {
     /// What has to be done before the steps; printable.
     first: Vec<String>,
     links: Vec<LinkGuarantee>,
+    /// To VMs whose threads go by the deadlines of packets.
+    promises: Vec<packets::Promise>,
 }
 
 /// A setting that a line of the policy asks for.

@@ -1,14 +1,14 @@
 //! The settings that each section of a policy asks for.
 
 use super::names::{self, shown};
-use super::{Draft, HostAndHeld, WantedSetting, channels};
+use super::{Draft, HostAndHeld, WantedSetting, channels, packets};
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
 use teiji_model::observed::{Observed, ObservedVm};
 use teiji_model::operator::MOUNT_CGROUP_2;
 use teiji_model::plan::own_group;
 use teiji_model::policy::{
-    DirectSetting, HostPolicy, LinkPolicy, Located, Policy, SourceLocation, Subject, VmPolicy,
+    DirectSetting, HostPolicy, LinkPolicy, Located, Policy, SourceLocation, Subject, VmClass, VmPolicy,
 };
 use teiji_model::resource::{Latency, Owner, Quota, Resource, Scheduling, Task, Value};
 use teiji_model::text::duration;
@@ -82,9 +82,19 @@ fn vm(section: &VmPolicy, vm: &ObservedVm, observed: &Observed, draft: &mut Draf
     }
 
     if let Some(Located { value, location }) = &section.class {
-        let key = Key { location, reason: reason("class"), cost: class_cost(value) };
+        let (value, cost) = match value {
+            VmClass::Threads(class) => (*class, class_cost(class)),
+            VmClass::Packets(class) => {
+                let by = packets::scheduling(class, location, section, vm, observed, draft);
+                (
+                    by,
+                    if matches!(by, Scheduling::Ext { .. }) { packets::cost(class) } else { class_cost(&by) },
+                )
+            }
+        };
+        let key = Key { location, reason: reason("class"), cost };
         for (task, whose, vcpu) in vcpus.iter().chain(&workers) {
-            let class = if *vcpu { *value } else { of_workers(value) };
+            let class = if *vcpu { value } else { of_workers(&value) };
             key.want(draft, Resource::ThreadScheduling(*task), Value::Scheduling(class), whose.clone());
         }
     }

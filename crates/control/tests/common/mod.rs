@@ -8,11 +8,11 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
 use teiji_model::host::{Identity, NamedBy, Vm};
-use teiji_model::observed::{DeadlineSupport, LinkKind, Observed, ObservedLink, ObservedVm};
+use teiji_model::observed::{DeadlineSupport, LinkKind, Observed, ObservedLink, ObservedVm, SchedExt};
 use teiji_model::plan::own_group;
 use teiji_model::policy::{
-    Auto, ChannelPolicy, DirectSetting, Endpoint, HostPolicy, LinkPolicy, Located, Policy, SourceLocation,
-    Subject, VmPolicy,
+    Auto, ChannelPolicy, DirectSetting, Endpoint, HostPolicy, LinkPolicy, Located, PacketClass, Policy,
+    SourceLocation, Subject, VmClass, VmPolicy,
 };
 use teiji_model::qdisc::{ExistingQdisc, RootQdisc};
 use teiji_model::resource::{Latency, Quota, Resource, ResourceKind, Scheduling, Task, Value};
@@ -144,6 +144,7 @@ pub fn host(online: &str, vms: Vec<ObservedVm>, links: Vec<ObservedLink>) -> Obs
         realtime_guard,
         managers: Vec::new(),
         deadline_support: DeadlineSupport::Edf,
+        sched_ext: SchedExt::Usable,
     }
 }
 
@@ -239,12 +240,20 @@ pub fn any_host() -> impl Strategy<Value = Observed> {
         })
 }
 
+fn any_class() -> impl Strategy<Value = VmClass> {
+    let packets = (1..20u64, 1..=20u64).prop_map(|(runtime, period)| {
+        let [runtime, period] = [runtime, period.max(runtime)].map(|ms| ms * 1_000_000);
+        VmClass::Packets(PacketClass { runtime, deadline: period, period })
+    });
+    prop_oneof![3 => scheduling().prop_map(VmClass::Threads), 1 => packets]
+}
+
 /// Any policy for [`any_host`]: names that may exist, CPUs that are mostly online.
 pub fn any_policy() -> impl Strategy<Value = Policy> {
     let set = || weighted(0.4, some_cpus(3).prop_map(|c| at(c, 2)));
     let vm = (
         prop_oneof![4 => Just("vm0"), 2 => Just("vm1"), 1 => Just("pid:300")],
-        weighted(0.5, scheduling().prop_map(|s| at(s, 3))),
+        weighted(0.5, any_class().prop_map(|class| at(class, 3))),
         set(),
         set(),
         of((1..=10_000u32).prop_map(|w| at(w, 4))),

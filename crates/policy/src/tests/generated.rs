@@ -87,35 +87,45 @@ prop_compose! {
     }
 }
 
-fn scheduling() -> impl Strategy<Value = Scheduling> {
-    let deadline = [1024u64..1 << 40, 1024..1 << 40, 1024..1 << 40].prop_map(|mut times| {
+fn class() -> impl Strategy<Value = VmClass> {
+    let times = ([1024u64..1 << 40, 1024..1 << 40, 1024..1 << 40], any::<bool>());
+    let times = times.prop_map(|(mut times, packets)| {
         times.sort_unstable();
-        Scheduling::Deadline { runtime: times[0], deadline: times[1], period: times[2] }
+        let [runtime, deadline, period] = times;
+        if packets {
+            VmClass::Packets(PacketClass { runtime, deadline, period })
+        } else {
+            VmClass::Threads(Scheduling::Deadline { runtime, deadline, period })
+        }
     });
-    let fifo = (1u8..=98).prop_map(|priority| Scheduling::Fifo { priority });
-    prop_oneof![Just(Scheduling::Other { nice: 0 }), fifo, deadline]
+    let fifo = (1u8..=98).prop_map(|priority| VmClass::Threads(Scheduling::Fifo { priority }));
+    prop_oneof![1 => Just(VmClass::Threads(Scheduling::Other { nice: 0 })), 1 => fifo, 2 => times]
 }
 
 prop_compose! {
     fn vm()(
-        class in prop::option::of(scheduling()),
+        class in prop::option::of(class()),
         vcpus in prop::option::of(cpus()),
         workers in prop::option::of(cpus()),
         weight in prop::option::of(1u32..=10_000),
         quota in prop::option::of(prop::option::of(10u32..=8_192_000)),
         unit in 0usize..9,
     ) -> Written<VmPolicy> {
-        let pinned = !matches!(class, Some(Scheduling::Deadline { .. }));
+        let pinned = !matches!(class, Some(VmClass::Threads(Scheduling::Deadline { .. })));
         let (vcpus, workers) = (vcpus.filter(|_| pinned), workers.filter(|_| pinned));
         let mut lines = Vec::new();
         match &class {
-            Some(Scheduling::Fifo { priority }) => {
+            Some(VmClass::Threads(Scheduling::Fifo { priority })) => {
                 lines.push("class = \"realtime\"".to_owned());
                 // 10 is the default.
                 lines.extend((*priority != 10).then(|| format!("priority = {priority}")));
             }
-            Some(Scheduling::Deadline { runtime, deadline, period }) => {
-                lines.push("class = \"deadline\"".to_owned());
+            Some(
+                VmClass::Packets(PacketClass { runtime, deadline, period })
+                | VmClass::Threads(Scheduling::Deadline { runtime, deadline, period }),
+            ) => {
+                let word = if pinned { "packets" } else { "deadline" };
+                lines.push(format!("class = \"{word}\""));
                 lines.push(format!("runtime = {}", amount(&units::DURATION, *runtime, unit)));
                 lines.extend((deadline != period).then(|| format!("deadline = {}", amount(&units::DURATION, *deadline, unit))));
                 lines.push(format!("period = {}", amount(&units::DURATION, *period, unit)));

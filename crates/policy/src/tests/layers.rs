@@ -51,7 +51,7 @@ fn the_last_file_holds_key_by_key() {
 fn a_class_comes_with_what_belongs_to_it() {
     let base = file("a", "[vm.v]\nclass = \"realtime\"\npriority = 20\nweight = 5\n");
     let policy = parse(&[base.clone(), file("b", "[vm.v]\nclass = \"fair\"\n")]).unwrap();
-    assert_eq!(policy.vms[0].class.as_ref().unwrap().value, Scheduling::Other { nice: 0 });
+    assert_eq!(policy.vms[0].class.as_ref().unwrap().value, VmClass::Threads(Scheduling::Other { nice: 0 }));
     assert_eq!(policy.vms[0].weight.as_ref().unwrap().value, 5);
     assert_eq!(
         overridden(&policy),
@@ -59,11 +59,17 @@ fn a_class_comes_with_what_belongs_to_it() {
     );
     // The same class again: its priority is the default again.
     let policy = parse(&[base.clone(), file("b", "[vm.v]\nclass = \"realtime\"\n")]).unwrap();
-    assert_eq!(policy.vms[0].class.as_ref().unwrap().value, Scheduling::Fifo { priority: 10 });
+    assert_eq!(
+        policy.vms[0].class.as_ref().unwrap().value,
+        VmClass::Threads(Scheduling::Fifo { priority: 10 })
+    );
     // A later file may set only the priority; a file after that may discard both.
     let third = file("b", "[vm.v]\npriority = 30\n");
     let policy = parse(&[base.clone(), third.clone()]).unwrap();
-    assert_eq!(policy.vms[0].class.as_ref().unwrap().value, Scheduling::Fifo { priority: 30 });
+    assert_eq!(
+        policy.vms[0].class.as_ref().unwrap().value,
+        VmClass::Threads(Scheduling::Fifo { priority: 30 })
+    );
     let policy = parse(&[base, third, file("c", "[vm.v]\nclass = \"fair\"\n")]).unwrap();
     assert_eq!(
         overridden(&policy),

@@ -55,12 +55,15 @@ fn the_documents_example_means_what_it_says() {
     assert_eq!(policy.links[0].slack.as_ref().unwrap().value, Auto::Nanoseconds(2_000_000));
     let names: Vec<&str> = policy.vms.iter().map(|vm| vm.name.value.as_str()).collect();
     assert_eq!(names, ["sip1", "media.1", "pid:4711"]);
-    assert_eq!(policy.vms[0].class.as_ref().unwrap().value, Scheduling::Fifo { priority: 20 });
+    assert_eq!(
+        policy.vms[0].class.as_ref().unwrap().value,
+        VmClass::Threads(Scheduling::Fifo { priority: 20 })
+    );
     assert_eq!(policy.vms[0].quota.as_ref().unwrap().value, Some(1500));
     let scheduling = policy.vms[1].class.as_ref().unwrap().value;
     let expected = Scheduling::Deadline { runtime: 2_000_000, deadline: 5_000_000, period: 10_000_000 };
-    assert_eq!(scheduling, expected);
-    assert_eq!(policy.vms[2].class.as_ref().unwrap().value, Scheduling::Other { nice: 0 });
+    assert_eq!(scheduling, VmClass::Threads(expected));
+    assert_eq!(policy.vms[2].class.as_ref().unwrap().value, VmClass::Threads(Scheduling::Other { nice: 0 }));
     assert_eq!(policy.vms[2].quota.as_ref().unwrap().value, None);
     let channel = &policy.channels[0];
     let from = Endpoint { address: "10.0.0.2".parse().unwrap(), prefix: 32, port: Some(5060) };

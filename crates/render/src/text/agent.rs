@@ -1,9 +1,10 @@
 //! What an agent does: the policy that it keeps, and what is not as that policy asks for.
 
+use super::guarantees;
 use super::status::age;
 use crate::terminal::{Style, Tone, printable, wrap};
 use crate::units;
-use teiji_model::status::AgentStatus;
+use teiji_model::status::{AgentStatus, PacketVmStatus};
 
 /// As text of at most 100 columns; `now` in seconds since 1970. `silent`: why an agent that is there does not answer;
 /// `unkept`: the files of the policy in force, if there is no agent.
@@ -56,6 +57,10 @@ pub fn table(
     if agent.policy_since.is_some() {
         paragraph("  ", Tone::Faint, &looked);
     }
+    for vm in &agent.packet_vms {
+        paragraph("  ", Tone::Strong, &guarantees::packet_vm(&vm.name, &vm.class));
+        paragraph("    ", Tone::Faint, &got(vm));
+    }
     for absent in &agent.absent {
         paragraph("  ", Tone::Faint, &format!("not here now: {absent}"));
     }
@@ -72,9 +77,30 @@ pub fn table(
     out
 }
 
+/// What a VM has got whose threads go by the deadlines of its packets.
+fn got(vm: &PacketVmStatus) -> String {
+    let wait = |share| vm.wait(share).map_or_else(|| "unknown".into(), |ns| units::duration(ns as f64));
+    let late = match vm.expired {
+        0 => String::new(),
+        n => format!(", {n} of them unanswered for long"),
+    };
+    format!(
+        "{} for it{late}; {} before others, {} by weight; {} waited for a CPU at most {} (half of the times), {} (99.9 %); runtime used \
+         up in {}",
+        units::count(vm.packets, "packet"),
+        units::duration(vm.before_others as f64),
+        units::duration(vm.by_weight as f64),
+        units::count(vm.threads as u64, "thread"),
+        wait(0.5),
+        wait(0.999),
+        units::count(vm.exhausted, "period"),
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use teiji_model::policy::PacketClass;
 
     #[test]
     fn what_matters_is_seen_at_a_glance() {
@@ -101,6 +127,28 @@ mod tests {
             "{text}"
         );
         assert!(lines.contains(&"  not here now: vm.sip2 (p:1:1): there is none"), "{text}");
+        agent.packet_vms = vec![PacketVmStatus {
+            name: "sip1".into(),
+            class: PacketClass { runtime: 2_000_000, deadline: 5_000_000, period: 10_000_000 },
+            threads: 3,
+            packets: 1,
+            expired: 0,
+            before_others: 3_000_000,
+            by_weight: 0,
+            exhausted: 2,
+            turns: 9,
+            overruns: 0,
+            waits: [vec![0; 12], vec![3, 1]].concat(),
+        }];
+        let with_vm = table(Some(&agent), None, None, 100, &style);
+        let vm = with_vm.find(
+            "  sip1: by its packets' deadlines of 5.00 ms, before others for 2.00 ms of every 10.0 ms\n",
+        );
+        let rest: String = with_vm[vm.unwrap()..].split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(
+            rest.contains("3 threads waited for a CPU at most 8.19 µs (half of the times), 16.4 µs (99.9 %)"),
+            "{with_vm}"
+        );
         let problem = lines.iter().position(|line| line.starts_with("  sip1: it cannot")).unwrap();
         assert!(lines[problem + 1].starts_with("    ") && lines.len() == problem + 2, "{text}");
         assert!(lines.iter().all(|line| line.len() <= 100), "{text}");

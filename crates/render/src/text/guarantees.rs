@@ -4,6 +4,7 @@ use crate::table::{Cell, Table};
 use crate::terminal::{Style, Tone, printable, shorten, wrap};
 use crate::units;
 use teiji_model::plan::{ChannelGuarantee, LinkGuarantee};
+use teiji_model::policy::PacketClass;
 use teiji_model::qdisc::Scheduler;
 use teiji_model::units::{RATE, SIZE};
 
@@ -55,6 +56,16 @@ pub fn link(link: &LinkGuarantee, style: &Style) -> String {
         out += &format!("  {}\n", style.paint(Tone::Faint, &more));
     }
     out
+}
+
+/// What a VM is promised whose threads go by the deadlines of its packets; untrusted text.
+pub fn packet_vm(name: &str, class: &PacketClass) -> String {
+    let [runtime, deadline, period] =
+        [class.runtime, class.deadline, class.period].map(|ns| units::duration(ns as f64));
+    format!(
+        "{}: by its packets' deadlines of {deadline}, before others for {runtime} of every {period}",
+        shorten(name, NAME)
+    )
 }
 
 fn row(channel: &ChannelGuarantee, style: &Style) -> Vec<Cell> {

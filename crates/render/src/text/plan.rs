@@ -57,6 +57,10 @@ pub fn table(plan: &Plan, style: &Style) -> String {
     for link in &plan.links {
         out += &(guarantees::link(link, style) + "\n");
     }
+    for vm in &plan.packet_vms {
+        let text = guarantees::packet_vm(&vm.name, &vm.class);
+        out += &format!("{}\n\n", style.paint(Tone::Strong, &style.ascii(&printable(&text))));
+    }
     for warning in &plan.warnings {
         for (i, line) in wrap(&style.ascii(&printable(warning)), 91).iter().enumerate() {
             let head = if i == 0 { "warning: " } else { "         " };
