@@ -140,14 +140,14 @@ fn state() -> String {
 
 /// Waits for a state of sched_ext: "enabled", or "disabled" if the kernel schedules by itself.
 fn until(state: &str) {
-    run_until(":", state);
+    run(&format!(
+        "for i in $(seq 600); do [ \"$(cat /sys/kernel/sched_ext/state)\" != {state} ] || exit 0; sleep 0.1; done; exit 1"
+    ));
 }
 
-/// The same, after a command. The agent loads the scheduler again after a second: that is not missed so.
-fn run_until(sh: &str, state: &str) {
-    run(&format!(
-        "{sh}; for i in $(seq 600); do [ \"$(cat /sys/kernel/sched_ext/state)\" != {state} ] || exit 0; sleep 0.1; done; exit 1"
-    ));
+/// How many schedulers of sched_ext there have been.
+fn schedulers() -> u64 {
+    run("cat /sys/kernel/sched_ext/enable_seq").parse().unwrap()
 }
 
 /// CPU time of each process during some seconds, s.
@@ -367,7 +367,8 @@ fn a_policy_lets_the_agent_schedule_a_guest() {
     run(&format!("mkdir -p -m 700 {STATE}; echo {BEGINS} >/dev/kmsg"));
     let agent = agent();
     let plan = run(&format!("{TEIJI} plan {STATE_AND_PINS} /tmp/packets.toml"));
-    let promise = "vm1: by its packets' deadlines of 10.0 ms, before others for 10.0 ms of every 20.0 ms";
+    let promise =
+        "vm1: packet deadline 10.0 ms; up to 10.0 ms of CPU in every 20.0 ms ahead of normal threads";
     assert!(plan.contains(promise) && !plan.contains("first"), "{plan}");
     let applied = run(&format!("{TEIJI} apply {STATE_AND_PINS} --wait 60s /tmp/packets.toml 2>&1"));
     until("enabled");
@@ -388,12 +389,30 @@ fn a_policy_lets_the_agent_schedule_a_guest() {
     drop(agent);
     let agent = self::agent();
     until("enabled");
-    // The kernel ends a scheduler of sched_ext that does not say what it does about that.
-    run_until("echo 0 > /sys/devices/system/cpu/cpu1/online", "disabled");
-    run("echo 1 > /sys/devices/system/cpu/cpu1/online");
+    // The kernel ends a scheduler of sched_ext that does not say what it does about that. It may be there again soon.
+    let before = schedulers();
+    run(
+        "echo 0 > /sys/devices/system/cpu/cpu1/online; sleep 0.1; echo 1 > /sys/devices/system/cpu/cpu1/online",
+    );
+    run(&format!(
+        "for i in $(seq 600); do [ $(cat /sys/kernel/sched_ext/enable_seq) = {before} ] || exit 0; sleep 0.1; done; exit 1"
+    ));
     until("enabled");
     let answered = load::echo(&LAB.host, guest, 30.0, 60).unwrap();
     assert!(answered.received + 2 >= answered.sent, "{answered:?}");
+
+    // Somebody ends it, as by SysRq-S: it stays so, and is told, until somebody asks for it.
+    run("echo S > /proc/sysrq-trigger");
+    until("disabled");
+    run(&format!(
+        "for i in $(seq 600); do {TEIJI} status {STATE_AND_PINS} | tr -s ' \\n' ' ' | grep -q 'no thread goes by the deadlines' && exit; \
+         sleep 0.1; done; exit 1"
+    ));
+    run("sleep 3");
+    assert_eq!(state(), "disabled");
+    assert_eq!(vm(&status()), Value::Null);
+    run(&format!("kill -HUP {}", agent.id().unwrap()));
+    until("enabled");
 
     run(&format!("{TEIJI} rollback {STATE_AND_PINS} --wait 60s 2>&1"));
     until("disabled");

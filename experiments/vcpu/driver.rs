@@ -66,7 +66,7 @@ fn run() -> Result<()> {
     });
     let mut answers = 0u32;
     loop {
-        if let Some(why) = scheduler.ended()? {
+        if let Some(teiji_bpf::scx_vcpu::Ended { why, .. }) = scheduler.ended()? {
             bail!("the kernel returned to its own scheduler: {why}");
         }
         match lines.recv_timeout(Duration::from_millis(100)) {

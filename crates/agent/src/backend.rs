@@ -15,6 +15,7 @@
 //! queue, and leftovers that [`apply::SettingsBackend::remove_leftovers`] removes.
 
 use crate::apply;
+use crate::daemon::claim;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -42,6 +43,7 @@ pub struct HostBackend {
     settings: Settings,
     hfsc: Hfsc,
     pins: PathBuf,
+    state: PathBuf,
     real: bool,
 }
 
@@ -56,6 +58,7 @@ impl HostBackend {
             hfsc: Hfsc::new(settings.clone(), state, curve::of),
             settings,
             pins: pins.to_owned(),
+            state: state.to_owned(),
         }
     }
 
@@ -91,7 +94,16 @@ impl HostBackend {
         match scx_vcpu::supported() {
             Ok(()) => match kernel::sched_ext_scheduler().filter(|name| name != scx_vcpu::NAME) {
                 Some(other) => SchedExt::Taken(other),
-                None => SchedExt::Usable,
+                None => match claim::is_held(&self.state) {
+                    Ok(true) => SchedExt::Usable,
+                    Ok(false) => SchedExt::NoAgent(format!(
+                        "{START}; no agent is running; only one schedules threads by deadlines"
+                    )),
+                    Err(why) => SchedExt::NoAgent(format!(
+                        "make sure that an agent is running: `systemctl status teiji-agent`; {} cannot be read ({why})",
+                        self.state.display()
+                    )),
+                },
             },
             Err(teiji_bpf::Error::Missing { what, .. }) => SchedExt::None(format!("{what} is missing")),
             Err(why) => SchedExt::None(why.to_string()),

@@ -161,7 +161,7 @@ fn sched_ext(supported: bool, in_use: Option<String>) -> Requirement {
         essential: false,
         found: match (&other, supported) {
             (Some(other), _) => format!("the scheduler {other} is in use"),
-            (None, true) => "as of Linux 6.19".into(),
+            (None, true) => "in kernel, as of Linux 6.19 or newer".into(),
             (None, false) => "not there, or older than Linux 6.19".into(),
         },
         consequence: missing(if other.is_some() {
@@ -171,7 +171,7 @@ fn sched_ext(supported: bool, in_use: Option<String>) -> Requirement {
              the place"
         }),
         remedy: missing(if other.is_some() {
-            "end it"
+            "stop that scheduler, as with `systemctl stop scx`"
         } else {
             "run Linux 6.19 or newer, built with CONFIG_SCHED_CLASS_EXT=y"
         }),

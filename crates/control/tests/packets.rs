@@ -6,7 +6,7 @@ mod common;
 use common::{at, cpus, host, task, vm};
 use teiji_control::plan::plan;
 use teiji_model::observed::{DeadlineSupport, Observed, SchedExt};
-use teiji_model::plan::{Held, PacketVm, Plan};
+use teiji_model::plan::{Held, Hold, PacketVm, Plan};
 use teiji_model::policy::{PacketClass, Policy, Problem, VmClass, VmPolicy};
 use teiji_model::resource::{Resource, Scheduling, Value};
 
@@ -27,7 +27,7 @@ fn section(name: &str, runtime: u64, period: u64, pinned: Option<&str>) -> VmPol
 /// `a` (pid 100; vCPUs 101, 102; worker 103) and `b` (pid 200; vCPU 201, worker 202) on CPUs 0 to 3 of a host with an agent.
 fn two(sched_ext: SchedExt) -> Observed {
     let vms = vec![vm("a", 100, 2, 1, None, false), vm("b", 200, 1, 1, None, false)];
-    Observed { sched_ext, deadline_support: DeadlineSupport::Edf, ..host("0-3", vms, Vec::new()) }
+    Observed { sched_ext, ..host("0-3", vms, Vec::new()) }
 }
 
 fn planned(sections: Vec<VmPolicy>, on: &Observed) -> Result<Plan, Vec<Problem>> {
@@ -57,10 +57,13 @@ fn its_threads_are_given_to_the_scheduler_of_the_agent() {
 
 #[test]
 fn without_an_agent_it_says_to_start_one() {
-    let no_agent = DeadlineSupport::NoAgent("start the agent".into());
-    let on = Observed { deadline_support: no_agent, ..two(SchedExt::Usable) };
-    let sections = vec![section("a", MS, 10 * MS, None), section("b", MS, 10 * MS, None)];
-    assert_eq!(planned(sections, &on).unwrap().first, ["start the agent"]);
+    // Whatever keeps the deadlines of links.
+    for deadline_support in [DeadlineSupport::Edf, DeadlineSupport::Hfsc("no BPF qdiscs".into())] {
+        let on = Observed { deadline_support, ..two(SchedExt::NoAgent("start the agent".into())) };
+        let sections = vec![section("a", MS, 10 * MS, None), section("b", MS, 10 * MS, None)];
+        let plan = planned(sections, &on).unwrap();
+        assert_eq!((&plan.first[..], plan.packet_vms.len()), (&["start the agent".to_owned()][..], 2));
+    }
 }
 
 #[test]
@@ -91,22 +94,65 @@ fn where_the_kernel_cannot_another_class_takes_its_place() {
     assert!(problems[0].message.contains("would starve the host"), "{problems:?}");
 }
 
+/// The pins of a policy before are taken back by this one.
+#[test]
+fn where_the_kernel_cannot_the_cpus_after_the_plan_count() {
+    let mut old = two(SchedExt::None("too old".into()));
+    let mut held = Held::default();
+    for id in [101, 102, 103] {
+        let setting = Resource::ThreadCpus(task(id));
+        let [original, value] = ["0-3", "1-2"].map(|list| Value::Cpus(cpus(list)));
+        old.settings.insert(setting.clone(), value.clone());
+        let hold = Hold { whose: "it".into(), original, value, since: 1, reason: "vm.a.vcpu_cpus".into() };
+        held.settings.insert(setting, hold);
+    }
+    let policy = Policy { vms: vec![section("a", 3 * MS, 10 * MS, None)], ..Policy::default() };
+    let plan = plan(&policy, &old, &held).unwrap();
+    assert!(classes(&plan).iter().all(|(_, class)| matches!(class, Scheduling::Deadline { .. })), "{plan:?}");
+}
+
+#[test]
+fn a_vm_whose_threads_are_not_there_yet_is_no_problem() {
+    let vms = vec![vm("a", 100, 0, 0, None, false)];
+    let on = Observed { vms, ..two(SchedExt::Usable) };
+    assert!(planned(vec![section("a", 5 * MS, 10 * MS, None)], &on).is_ok());
+}
+
+#[test]
+fn there_is_place_for_so_many_vms_and_threads() {
+    let many = |count: u32, vcpus: u32| {
+        let names: Vec<String> = (0..count).map(|n| format!("v{n}")).collect();
+        let vms = names.iter().zip(0..).map(|(name, n)| vm(name, 1000 * (n + 1), vcpus, 1, None, false));
+        let on = Observed { sched_ext: SchedExt::Usable, ..host("0-63", vms.collect(), Vec::new()) };
+        planned(names.iter().map(|name| section(name, MS, 100 * MS, None)).collect(), &on)
+    };
+    assert!(many(64, 3).is_ok());
+    for (count, vcpus) in [(65, 1), (64, 4)] {
+        let problems = many(count, vcpus).unwrap_err();
+        assert!(problems[0].message.contains("64 VMs of this class with 256 threads"), "{problems:?}");
+    }
+}
+
 #[test]
 fn more_than_nine_tenths_of_the_cpus_cannot_be_promised() {
-    let on = two(SchedExt::Usable);
-    let both = |a: u64, b: u64, cpus: [Option<&str>; 2]| {
-        planned(vec![section("a", a * MS, 10 * MS, cpus[0]), section("b", b * MS, 10 * MS, cpus[1])], &on)
+    let vms = [("a", 100), ("b", 200), ("c", 300)].map(|(name, pid)| vm(name, pid, 1, 1, None, false));
+    let on = Observed { sched_ext: SchedExt::Usable, ..host("0-3", vms.into(), Vec::new()) };
+    let asked = |of: &[(u64, &str)]| {
+        let sections = of.iter().zip(["a", "b", "c"]);
+        let sections =
+            sections.map(|((runtime, cpus), name)| section(name, runtime * MS, 10 * MS, Some(cpus)));
+        planned(sections.collect(), &on)
     };
-    assert!(both(9, 9, [Some("1"), Some("2")]).is_ok());
-    assert!(both(18, 18, [None, None]).is_ok());
-    for (a, b, on, what) in [
-        (5, 5, [Some("1"), Some("1")], "a, b may run on CPU 1 only and ask for 1.00 CPUs"),
-        (10, 1, [Some("1"), Some("2")], "a may run on CPU 1 only"),
+    assert!(asked(&[(9, "1"), (9, "2")]).is_ok() && asked(&[(9, "0-1"), (9, "0-1")]).is_ok());
+    for (of, what) in [
+        (&[(5, "1"), (5, "1")][..], "a, b may run on CPU 1 only and ask for 1.00 CPUs"),
+        (&[(10, "1"), (1, "2")], "a may run on CPU 1 only"),
         // Each of them fits, and all of them do not fit where they all may run.
-        (9, 10, [Some("1"), Some("1-2")], "a, b may run on CPUs 1-2 only and ask for 1.90"),
-        (20, 20, [None, None], "CPUs 0-3"),
+        (&[(9, "1"), (10, "1-2")], "a, b may run on CPUs 1-2 only and ask for 1.90"),
+        // Each pair fits, too.
+        (&[(10, "0-1"), (10, "1-2"), (10, "0,2")], "may run on CPUs 0-2 only and ask for 3.00"),
     ] {
-        let problems = both(a, b, on).unwrap_err();
+        let problems = asked(of).unwrap_err();
         assert!(problems.iter().any(|problem| problem.message.contains(what)), "{what}: {problems:?}");
     }
     let short = planned(vec![section("a", 99_999, 10 * MS, None)], &on).unwrap_err();

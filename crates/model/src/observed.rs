@@ -37,6 +37,8 @@ pub struct Observed {
 pub enum SchedExt {
     /// It can, or is in use.
     Usable,
+    /// It could if an agent ran, which loads it. The text says what to do.
+    NoAgent(String),
     /// Another scheduler is in use. Untrusted text: its name.
     Taken(String),
     /// It cannot. The text says why: what the kernel lacks, or that it is not known.

@@ -55,8 +55,13 @@ impl Style {
         if self.unicode {
             return text.to_owned();
         }
-        let replaced =
-            text.replace('µ', "u").replace('·', "-").replace('±', "+-").replace('→', "->").replace('×', "x");
+        let replaced = text
+            .replace('µ', "u")
+            .replace('·', "-")
+            .replace('±', "+-")
+            .replace('→', "->")
+            .replace('×', "x")
+            .replace('≤', "<=");
         replaced.chars().map(|c| if c.is_ascii() { c } else { '?' }).collect()
     }
 }

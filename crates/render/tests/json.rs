@@ -275,6 +275,7 @@ fn every_field_of_an_observation_is_documented() {
         (DeadlineSupport::NoAgent("start it".into()), SchedExt::Usable),
         (DeadlineSupport::Hfsc("no BPF qdiscs".into()), SchedExt::Taken("lavd".into())),
         (DeadlineSupport::None("not now".into()), SchedExt::None("too old".into())),
+        (DeadlineSupport::Edf, SchedExt::NoAgent("start it".into())),
     ] {
         let observed = Observed {
             vms: vec![vm.clone()],

@@ -42,7 +42,7 @@ impl Claim {
     }
 
     fn file(&self) -> PathBuf {
-        self.state.join("agent.lock")
+        file(&self.state)
     }
 
     /// Whether the locked file still has its name.
@@ -65,11 +65,44 @@ impl Claim {
             .mode(0o600)
             .custom_flags(flags)
             .open(self.file())?;
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => Ok(Some(lock)),
-            Err((_, Errno::EWOULDBLOCK)) => Ok(None),
-            Err((_, e)) => Err(e.into()),
+        // `is_held` has it for an instant.
+        let mut tries = 3;
+        let mut file = file;
+        loop {
+            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => return Ok(Some(lock)),
+                Err((again, Errno::EWOULDBLOCK)) if tries > 0 => file = again,
+                Err((_, Errno::EWOULDBLOCK)) => return Ok(None),
+                Err((_, e)) => return Err(e.into()),
+            }
+            tries -= 1;
+            std::thread::sleep(std::time::Duration::from_millis(5));
         }
+    }
+}
+
+fn file(state: &Path) -> PathBuf {
+    state.join("agent.lock")
+}
+
+/// Whether an agent keeps this state directory.
+///
+/// # Errors
+/// If the caller may not know.
+pub(crate) fn is_held(state: &Path) -> io::Result<bool> {
+    let flags = nix::libc::O_NOFOLLOW | nix::libc::O_CLOEXEC | nix::libc::O_NONBLOCK;
+    let file = match OpenOptions::new().read(true).custom_flags(flags).open(file(state)) {
+        Ok(file) => file,
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(false);
+        }
+        Err(e) => return Err(e),
+    };
+    // An agent that starts at this moment tries again: see `take`.
+    match Flock::lock(file, FlockArg::LockSharedNonblock) {
+        Ok(_) => Ok(false),
+        Err((_, Errno::EWOULDBLOCK)) => Ok(true),
+        Err((_, e)) => Err(e.into()),
     }
 }
 
@@ -82,8 +115,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("state");
         let (one, other) = (Claim::on(&state), Claim::on(&state));
+        assert!(!is_held(&state).unwrap());
         assert!(one.is_ours().unwrap() && one.is_ours().unwrap() && !other.is_ours().unwrap());
+        assert!(is_held(&state).unwrap());
         drop(one);
+        assert!(!is_held(&state).unwrap());
         assert!(other.is_ours().unwrap());
         std::fs::write(dir.path().join("file"), "").unwrap();
         assert!(Claim::on(&dir.path().join("file")).is_ours().is_err());

@@ -48,7 +48,7 @@
 
 mod backoff;
 mod child;
-mod claim;
+pub(crate) mod claim;
 pub mod client;
 pub mod detached;
 pub mod front;

@@ -29,7 +29,7 @@ use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 use teiji_control::plan::{Known, Of, Part, parts, possible, present};
 use teiji_host::watch::{Hint, MAX_GROUPS, Watch};
@@ -150,10 +150,19 @@ impl Reconciler {
         self.vcpus.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// `None`: somebody else has it, as a look that loads the scheduler.
+    fn vcpus_now(&self) -> Option<MutexGuard<'_, Vcpus>> {
+        match self.vcpus.try_lock() {
+            Ok(vcpus) => Some(vcpus),
+            Err(TryLockError::Poisoned(vcpus)) => Some(vcpus.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     /// Looks at the host soon if the kernel has ended the scheduler of VMs' threads.
     pub(super) fn check_vcpus(&self) {
         // While a look has it, that look finds out.
-        if self.vcpus.try_lock().is_ok_and(|vcpus| vcpus.ended().is_some()) {
+        if self.vcpus_now().is_some_and(|vcpus| vcpus.ended().is_some()) {
             self.wake();
         }
     }
@@ -164,11 +173,13 @@ impl Reconciler {
 
     /// What it does.
     pub(super) fn status(&self) -> AgentStatus {
-        let shared = self.shared();
+        let mut shared = self.shared();
+        // While a look has it, what was read before counts.
+        if let Some(vcpus) = self.vcpus_now() {
+            shared.status.packet_vms = vcpus.status();
+        }
         let mut status = shared.status.clone();
         status.problems.extend(shared.no_qdisc.clone());
-        // While a look has it, there is nothing to be read.
-        status.packet_vms = self.vcpus.try_lock().map(|vcpus| vcpus.status()).unwrap_or_default();
         if let Some(since) = shared.looking.map(|begun| begun.elapsed()).filter(|since| *since > OVERDUE) {
             status.problems.push(format!(
                 "the agent has been busy comparing the host with the policy for {} s: a write to the host may hang; \
@@ -190,6 +201,9 @@ impl Reconciler {
         let mut shared = self.shared();
         // Whoever asks may have removed the cause.
         shared.failed.values_mut().for_each(Failed::due);
+        drop(shared);
+        self.vcpus().asked();
+        let shared = self.shared();
         // A look that is in progress may have begun before what the caller has in mind.
         let wanted = shared.begun + 1;
         drop(shared);
@@ -354,9 +368,11 @@ impl Reconciler {
     }
 
     fn try_look(&self, look: &mut Look) -> Result<(), String> {
+        self.vcpus().see_whether_it_ended(Instant::now());
         match self.claim.is_ours() {
             Ok(true) => {}
             Ok(false) => {
+                self.vcpus().unload("another agent keeps the policy");
                 let state = self.state.display();
                 return Err(format!(
                     "another agent keeps {state}: this one only sends its heartbeat until that one ends"

@@ -14,6 +14,7 @@ use crate::common::netns;
 use crate::hooks::KernelTypes;
 use crate::object::{Verified, bytes_of, map, value_of, verified};
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject, ProgramInput};
+use std::sync::OnceLock;
 use std::time::Duration;
 use teiji_model::resource::Task;
 
@@ -67,6 +68,19 @@ pub enum Role {
     Vcpu,
 }
 
+/// The kernel has ended a scheduler for a reason of its own, as when a CPU comes or goes: `SCX_EXIT_UNREG_KERN` in
+/// kernel/sched/ext_internal.h.
+const EXIT_UNREG_KERN: u32 = 66;
+
+/// That the kernel has returned to its own scheduler.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// Why. Printable as far as the kernel's text is.
+    pub why: String,
+    /// Nothing was wrong with the scheduler, and nobody wanted it to end: it may be loaded again at once.
+    pub may_return: bool,
+}
+
 /// What a real-time VM has got since the scheduler was loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VmStats {
@@ -84,6 +98,21 @@ pub struct VmStats {
     pub turns: u64,
     /// Of these, the ones that took over 500 µs longer than was granted: the CPU could not be interrupted, or stood still.
     pub overruns: u64,
+}
+
+impl VmStats {
+    /// What was added since `before`.
+    pub fn since(&self, before: &VmStats) -> VmStats {
+        VmStats {
+            packets: self.packets.saturating_sub(before.packets),
+            expired: self.expired.saturating_sub(before.expired),
+            before_others: self.before_others.saturating_sub(before.before_others),
+            by_weight: self.by_weight.saturating_sub(before.by_weight),
+            exhausted: self.exhausted.saturating_sub(before.exhausted),
+            turns: self.turns.saturating_sub(before.turns),
+            overruns: self.overruns.saturating_sub(before.overruns),
+        }
+    }
 }
 
 /// A thread of a real-time VM.
@@ -104,6 +133,17 @@ pub struct ThreadStats {
 /// # Errors
 /// [`Error::NoBtf`]; [`Error::Missing`].
 pub fn supported() -> Result<(), Error> {
+    // A running kernel does not get it later.
+    static IS: OnceLock<()> = OnceLock::new();
+    if IS.get().is_some() {
+        return Ok(());
+    }
+    looked_for()?;
+    IS.get_or_init(|| ());
+    Ok(())
+}
+
+fn looked_for() -> Result<(), Error> {
     /// Of sched_ext's functions, the ones that came last.
     const NEEDED: [&str; 3] = ["__scx_bpf_dsq_insert_vtime", "scx_bpf_dsq_peek", "scx_bpf_task_set_slice"];
     let types = KernelTypes::load()?;
@@ -218,7 +258,7 @@ impl VcpuScheduler {
             error if error == -libc::ESRCH => Ok(false),
             error if error == -libc::ENOSPC => Err(Error::Refused {
                 doing: format!("schedule thread {} by deadlines", thread.id),
-                reason: format!("{MAX_THREADS} threads are already; make fewer VMs real-time"),
+                reason: format!("{MAX_THREADS} threads are already: use class = \"packets\" for fewer VMs"),
             }),
             error => Err(Error::Kernel {
                 doing: format!("assign thread {}", thread.id),
@@ -265,7 +305,7 @@ impl VcpuScheduler {
     ///
     /// # Errors
     /// [`Error::Kernel`].
-    pub fn ended(&self) -> Result<Option<String>, Error> {
+    pub fn ended(&self) -> Result<Option<Ended>, Error> {
         let bytes = map(&self.object, "ended")?.lookup(&0u32.to_ne_bytes(), MapFlags::ANY);
         let bytes = bytes.map_err(|e| Error::kernel("read the map ended", e))?;
         let info: types::exit_info = value_of(&bytes.unwrap_or_default());
@@ -274,8 +314,10 @@ impl VcpuScheduler {
             String::from_utf8_lossy(&bytes).into_owned()
         };
         let (reason, message) = (text(&info.reason), text(&info.message));
-        Ok((info.kind != 0)
-            .then(|| [reason, message].into_iter().filter(|t| !t.is_empty()).collect::<Vec<_>>().join(": ")))
+        Ok((info.kind != 0).then(|| Ended {
+            why: [reason, message].into_iter().filter(|t| !t.is_empty()).collect::<Vec<_>>().join(": "),
+            may_return: info.kind == EXIT_UNREG_KERN,
+        }))
     }
 
     fn slots(&self) -> Result<Vec<types::thread>, Error> {

@@ -8,15 +8,15 @@
 //!                  pinned ──► SCHED_FIFO, as with class = "realtime", and with the same guard
 //! ```
 
-use super::Draft;
 use super::checks::Thread;
 use super::names::shown;
+use super::{Draft, HostAndHeld, steps};
 use crate::housekeeping;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use teiji_model::cpus::CpuSet;
-use teiji_model::observed::{DeadlineSupport, Observed, ObservedVm, SchedExt};
+use teiji_model::observed::{Observed, ObservedVm, SchedExt};
 use teiji_model::plan::PacketVm;
-use teiji_model::policy::{PacketClass, SourceLocation, VmPolicy};
+use teiji_model::policy::{PacketClass, SourceLocation};
 use teiji_model::resource::{Resource, Scheduling, Task, Value};
 use teiji_model::text::{duration, printable};
 
@@ -25,6 +25,9 @@ use teiji_model::text::{duration, printable};
 const SHARE: u128 = 900;
 /// Shorter runtimes are not kept, ns: scx_vcpu divides them no further (`MIN_SLICE`), and keeps half for packets.
 const MIN_RUNTIME: u64 = 100_000;
+/// Most VMs and threads of them that scx_vcpu has place for (`MAX_VMS`, `MAX_THREADS`).
+const MAX_VMS: usize = 64;
+const MAX_THREADS: usize = 256;
 /// The priority of vCPUs where `SCHED_FIFO` takes the place.
 const PRIORITY: u8 = 10;
 
@@ -39,24 +42,20 @@ pub(super) struct Promise {
 pub(super) fn scheduling(
     class: &PacketClass,
     location: &SourceLocation,
-    section: &VmPolicy,
     vm: &ObservedVm,
-    observed: &Observed,
+    host: HostAndHeld<'_>,
     draft: &mut Draft,
 ) -> Scheduling {
     let name = shown(&vm.vm.name);
     let ext = Scheduling::Ext { nice: 0 };
-    let missing = match &observed.sched_ext {
-        SchedExt::Usable => {
-            if let DeadlineSupport::NoAgent(start) = &observed.deadline_support {
-                let start = printable(start);
-                if !draft.first.contains(&start) {
-                    draft.first.push(start);
-                }
+    let missing = match &host.observed.sched_ext {
+        SchedExt::Usable => None,
+        SchedExt::NoAgent(start) => {
+            let start = printable(start);
+            if !draft.first.contains(&start) {
+                draft.first.push(start);
             }
-            let vm = PacketVm { name, process: vm.process, class: *class };
-            draft.promises.push(Promise { vm, location: location.clone() });
-            return ext;
+            None
         }
         SchedExt::Taken(other) => {
             draft.problem(
@@ -69,10 +68,15 @@ pub(super) fn scheduling(
             );
             return ext;
         }
-        SchedExt::None(missing) => printable(missing),
+        SchedExt::None(missing) => Some(printable(missing)),
+    };
+    let Some(missing) = missing else {
+        let vm = PacketVm { name, process: vm.process, class: *class };
+        draft.promises.push(Promise { vm, location: location.clone() });
+        return ext;
     };
     let threads = (vm.vcpus.len() + vm.workers.len()).max(1) as u64;
-    let instead = if is_pinned(section, vm, observed) {
+    let instead = if is_pinned(vm, host, draft) {
         Scheduling::Fifo { priority: PRIORITY }
     } else {
         let runtime = (class.runtime / threads).max(1024);
@@ -84,38 +88,56 @@ pub(super) fn scheduling(
     instead
 }
 
-/// Whether some thread of the VM may not run on every CPU, now or by its section.
-fn is_pinned(section: &VmPolicy, vm: &ObservedVm, observed: &Observed) -> bool {
-    let narrow = |task: &Task| match observed.settings.get(&Resource::ThreadCpus(*task)) {
-        Some(Value::Cpus(cpus)) => !observed.cpus.without(cpus).is_empty(),
-        _ => false,
+/// Whether some thread of the VM may not run on every CPU once the plan is carried out. What its section says of CPUs is in the draft.
+fn is_pinned(vm: &ObservedVm, host: HostAndHeld<'_>, draft: &Draft) -> bool {
+    let narrow = |task: &Task| {
+        let setting = Resource::ThreadCpus(*task);
+        match draft.wanted(&setting).or_else(|| steps::unwanted(&setting, host)) {
+            Some(Value::Cpus(cpus)) => !host.observed.cpus.without(cpus).is_empty(),
+            _ => false,
+        }
     };
-    section.vcpu_cpus.is_some()
-        || section.worker_cpus.is_some()
-        || vm.vcpus.iter().chain(&vm.workers).any(narrow)
+    vm.vcpus.iter().chain(&vm.workers).any(narrow)
 }
 
 pub(super) fn cost(class: &PacketClass) -> String {
     let [runtime, period] = [class.runtime, class.period].map(|ns| duration(ns as f64));
-    format!("other threads of its CPUs wait for its threads, up to {runtime} of every {period}")
+    format!(
+        "other threads of its CPUs wait for its threads, up to {runtime} of every {period}; teiji schedules all threads of the host, \
+         without regard to `weight` and `quota`"
+    )
 }
 
-/// Reports promises that cannot be kept: too short ones, and CPUs of which more is promised than there is. That all others are
-/// kept does not follow: their deadlines are not compared.
+/// Reports promises that cannot be kept: too short ones, more than the scheduler has place for, and CPUs of which more is promised than
+/// there is. That all others are kept does not follow: their deadlines are not compared.
 pub(super) fn check(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
     let mut problems = Vec::new();
     let mut by_cpus: BTreeMap<CpuSet, Vec<&Promise>> = BTreeMap::new();
-    for promise in &draft.promises {
+    let mut all = 0;
+    for (n, promise) in draft.promises.iter().enumerate() {
         if promise.vm.class.runtime < MIN_RUNTIME {
             let least = duration(MIN_RUNTIME as f64);
             let message = format!("a runtime below {least} cannot be kept: lengthen runtime and period");
             problems.push((promise.location.clone(), message));
         }
-        let own = threads.iter().filter(|thread| thread.vm == promise.vm.process).map(|thread| &thread.cpus);
-        by_cpus.entry(housekeeping::reachable_cpus(own, &observed.cpus)).or_default().push(promise);
+        let own =
+            || threads.iter().filter(|thread| thread.vm == promise.vm.process).map(|thread| &thread.cpus);
+        all += own().count();
+        if n >= MAX_VMS || all > MAX_THREADS {
+            let message = format!(
+                "the scheduler has place for {MAX_VMS} VMs of this class with {MAX_THREADS} threads (vCPUs and vhost workers) \
+                 together: choose another class for some of them"
+            );
+            problems.push((promise.location.clone(), message));
+        }
+        let cpus = housekeeping::reachable_cpus(own(), &observed.cpus);
+        // The threads of a VM that starts are not there yet.
+        if !cpus.is_empty() {
+            by_cpus.entry(cpus).or_default().push(promise);
+        }
     }
-    for cpus in by_cpus.keys() {
-        let within = by_cpus.iter().filter(|(of, _)| of.without(cpus).is_empty());
+    for cpus in with_unions(by_cpus.keys()) {
+        let within = by_cpus.iter().filter(|(of, _)| of.without(&cpus).is_empty());
         let within: Vec<&Promise> = within.flat_map(|(_, promises)| promises.iter().copied()).collect();
         let of = |promise: &&Promise| {
             (u128::from(promise.vm.class.runtime) * 1000).div_ceil(u128::from(promise.vm.class.period).max(1))
@@ -138,4 +160,16 @@ pub(super) fn check(observed: &Observed, threads: &[Thread], draft: &mut Draft) 
     for (location, message) in problems {
         draft.problem(&location, message);
     }
+}
+
+/// These sets, and the unions of those that overlap, directly or by others.
+fn with_unions<'a>(sets: impl Iterator<Item = &'a CpuSet> + Clone) -> BTreeSet<CpuSet> {
+    let mut groups: Vec<CpuSet> = Vec::new();
+    for set in sets.clone() {
+        let (overlap, apart): (Vec<_>, Vec<_>) =
+            groups.into_iter().partition(|group| group.iter().any(|cpu| set.contains(cpu)));
+        groups = apart;
+        groups.push(overlap.iter().fold(set.clone(), |all, group| all.union(group)));
+    }
+    sets.cloned().chain(groups).collect()
 }

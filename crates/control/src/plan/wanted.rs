@@ -18,7 +18,7 @@ pub(super) fn collect(policy: &Policy, at: HostAndHeld<'_>, draft: &mut Draft) {
     let observed = at.observed;
     let vms = names::vms(&policy.vms, at, draft);
     for (section, vm) in &vms {
-        self::vm(section, vm, observed, draft);
+        self::vm(section, vm, at, draft);
     }
     host(&policy.host, observed, draft);
     for section in &policy.links {
@@ -59,7 +59,8 @@ impl Key<'_> {
     }
 }
 
-fn vm(section: &VmPolicy, vm: &ObservedVm, observed: &Observed, draft: &mut Draft) {
+fn vm(section: &VmPolicy, vm: &ObservedVm, at: HostAndHeld<'_>, draft: &mut Draft) {
+    let observed = at.observed;
     let name = shown(&section.name.value);
     let (vcpus, workers): (Vec<_>, Vec<_>) = tasks(vm, &name).into_iter().partition(|(_, _, vcpu)| *vcpu);
     let reason = |key: &str| format!("vm.{name}.{key}");
@@ -85,7 +86,7 @@ fn vm(section: &VmPolicy, vm: &ObservedVm, observed: &Observed, draft: &mut Draf
         let (value, cost) = match value {
             VmClass::Threads(class) => (*class, class_cost(class)),
             VmClass::Packets(class) => {
-                let by = packets::scheduling(class, location, section, vm, observed, draft);
+                let by = packets::scheduling(class, location, vm, at, draft);
                 (
                     by,
                     if matches!(by, Scheduling::Ext { .. }) { packets::cost(class) } else { class_cost(&by) },

@@ -77,22 +77,20 @@ pub fn table(
     out
 }
 
-/// What a VM has got whose threads go by the deadlines of its packets.
+/// What a VM has got since the scheduler was loaded. Waits are twice as long as the true ones at most.
 fn got(vm: &PacketVmStatus) -> String {
     let wait = |share| vm.wait(share).map_or_else(|| "unknown".into(), |ns| units::duration(ns as f64));
-    let late = match vm.expired {
-        0 => String::new(),
-        n => format!(", {n} of them unanswered for long"),
-    };
+    let overruns = 100.0 * vm.overruns as f64 / vm.turns.max(1) as f64;
     format!(
-        "{} for it{late}; {} before others, {} by weight; {} waited for a CPU at most {} (half of the times), {} (99.9 %); runtime used \
-         up in {}",
+        "{}, {} expired; CPU time {} ahead of normal threads, {} by weight; wait for a CPU after a wake-up ≤ {} (median), ≤ {} \
+         (99.9 %), {}; runtime used up in {}; {overruns:.1} % of the turns too long",
         units::count(vm.packets, "packet"),
+        vm.expired,
         units::duration(vm.before_others as f64),
         units::duration(vm.by_weight as f64),
-        units::count(vm.threads as u64, "thread"),
         wait(0.5),
         wait(0.999),
+        units::count(vm.threads as u64, "thread"),
         units::count(vm.exhausted, "period"),
     )
 }
@@ -142,11 +140,11 @@ mod tests {
         }];
         let with_vm = table(Some(&agent), None, None, 100, &style);
         let vm = with_vm.find(
-            "  sip1: by its packets' deadlines of 5.00 ms, before others for 2.00 ms of every 10.0 ms\n",
+            "  sip1: packet deadline 5.00 ms; up to 2.00 ms of CPU in every 10.0 ms ahead of normal threads\n",
         );
         let rest: String = with_vm[vm.unwrap()..].split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(
-            rest.contains("3 threads waited for a CPU at most 8.19 µs (half of the times), 16.4 µs (99.9 %)"),
+            rest.contains("wait for a CPU after a wake-up ≤ 8.19 µs (median), ≤ 16.4 µs (99.9 %), 3 threads"),
             "{with_vm}"
         );
         let problem = lines.iter().position(|line| line.starts_with("  sip1: it cannot")).unwrap();

@@ -63,7 +63,7 @@ pub fn packet_vm(name: &str, class: &PacketClass) -> String {
     let [runtime, deadline, period] =
         [class.runtime, class.deadline, class.period].map(|ns| units::duration(ns as f64));
     format!(
-        "{}: by its packets' deadlines of {deadline}, before others for {runtime} of every {period}",
+        "{}: packet deadline {deadline}; up to {runtime} of CPU in every {period} ahead of normal threads",
         shorten(name, NAME)
     )
 }
