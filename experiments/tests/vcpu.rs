@@ -439,7 +439,7 @@ fn agent() -> Child {
 }
 
 fn status() -> Value {
-    serde_json::from_str(&run(&format!("{TEIJI} status {STATE_AND_PINS} --json"))).unwrap()
+    serde_json::from_str(&run(&format!("{TEIJI} status {STATE_AND_PINS} --json || true"))).unwrap()
 }
 
 /// The scheduling policy of all of the guest's vCPU threads and workers; 7 is SCHED_EXT (include/uapi/linux/sched.h).

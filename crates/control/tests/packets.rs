@@ -118,6 +118,15 @@ fn a_vm_whose_threads_are_not_there_yet_is_no_problem() {
     assert!(planned(vec![section("a", 5 * MS, 10 * MS, None)], &on).is_ok());
 }
 
+/// An agent leaves out what a problem is about: not a VM that had its promise before the other one came.
+#[test]
+fn the_vm_that_came_last_does_not_fit() {
+    let mut sections = ["b", "a"].map(|name| section(name, 5 * MS, 10 * MS, Some("1")));
+    sections[0].class.as_mut().unwrap().location.line = 9;
+    let problems = planned(sections.into(), &two(SchedExt::Usable)).unwrap_err();
+    assert_eq!(problems.iter().map(|problem| problem.location.line).collect::<Vec<_>>(), [9]);
+}
+
 #[test]
 fn there_is_place_for_so_many_vms_and_threads() {
     let many = |count: u32, vcpus: u32| {

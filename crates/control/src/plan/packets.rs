@@ -143,11 +143,13 @@ pub(super) fn check(observed: &Observed, threads: &[Thread], draft: &mut Draft) 
             (u128::from(promise.vm.class.runtime) * 1000).div_ceil(u128::from(promise.vm.class.period).max(1))
         };
         let (asked, most) = (within.iter().map(of).sum::<u128>(), SHARE * cpus.len() as u128);
-        let Some(last) = within.last().filter(|_| asked > most) else { continue };
+        // The one that came last is left out by an agent: the others keep what they had.
+        let newest = within.iter().max_by_key(|promise| promise.vm.process.started);
+        let Some(newest) = newest.filter(|_| asked > most) else { continue };
         let names: Vec<&str> = within.iter().map(|promise| promise.vm.name.as_str()).collect();
         let [asked, most] = [asked, most].map(|thousandths| thousandths as f64 / 1e3);
         problems.push((
-            last.location.clone(),
+            newest.location.clone(),
             format!(
                 "{} may run on {} {cpus} only and ask for {asked:.2} CPUs together (runtime / period), but {most:.2} can be \
                  promised, 90 % of {}: shorten runtime, lengthen period, or allow them on more CPUs",
