@@ -134,7 +134,10 @@ fn values() {
         ),
         ("[link.e]\nrealtime_max = \"9%\"", &[(2, 16, "`%` is not a unit of rate")]),
         ("[link.e]\nslack = true", &[(2, 9, "or \"auto\"")]),
-        ("[vm.a]\nclass = \"realtme\"", &[(2, 9, "write \"fair\", \"realtime\" or \"deadline\"")]),
+        (
+            "[vm.a]\nclass = \"realtme\"",
+            &[(2, 9, "write \"fair\", \"realtime\", \"deadline\" or \"packets\"")],
+        ),
         ("[vm.a]\nweight = \"100\"", &[(2, 10, "write a whole number without quotes, from 1 to 10000")]),
         (
             "[vm.a]\nweight = 0",
@@ -207,7 +210,7 @@ fn contradictions() {
         ("[vm.a]\nclass = \"fair\"\npriority = 3", &[(3, 1, "or remove `priority`")]),
         (
             "[vm.a]\nclass = \"realtime\"\nperiod = \"9ms\"",
-            &[(3, 1, "`period` is only valid with class = \"deadline\"")],
+            &[(3, 1, "`period` is only valid with class = \"deadline\" or class = \"packets\"")],
         ),
         (
             "[vm.a]\nruntime = \"1ms\"\nperiod = \"9ms\"",
@@ -217,6 +220,7 @@ fn contradictions() {
             "[vm.a]\nclass = \"deadline\"",
             &[(2, 1, "needs `runtime`; write a time"), (2, 1, "needs `period`")],
         ),
+        ("[vm.a]\nclass = \"packets\"\nruntime = \"1ms\"", &[(2, 1, "class = \"packets\" needs `period`")]),
         ("[vm.a]\nclass = \"deadline\"\nruntime = \"1\"\nperiod = \"9ms\"", &[(3, 11, "`1` has no unit")]),
         (
             "[vm.a]\nclass = \"deadline\"\nruntime = \"3ms\"\ndeadline = \"2ms\"\nperiod = \"9ms\"",
@@ -233,7 +237,10 @@ fn contradictions() {
         ("[vm.a]\nclass = \"deadline\"\nruntime = \"1us\"\nperiod = \"5ms\"", &[(3, 11, "from 1.024us")]),
         (
             "[vm.a]\nclass = \"deadline\"\nruntime = \"1ms\"\nperiod = \"5ms\"\nvcpu_cpus = \"1\"\nworker_cpus = \"2\"",
-            &[(5, 1, "Linux does not pin such threads"), (6, 1, "remove it, or write class = \"realtime\"")],
+            &[
+                (5, 1, "Linux does not pin such threads"),
+                (6, 1, "remove it, or write class = \"packets\" or \"realtime\""),
+            ],
         ),
     ]);
 }
