@@ -93,5 +93,5 @@ fn doctor_says_what_the_kernel_lacks(lab: &Lab) {
         .map(|c| c["name"].as_str().unwrap_or_default())
         .collect();
     // An emulated machine cannot change the frequency of its CPUs.
-    assert_eq!(missing, ["CPU frequency governors", "BPF qdiscs"]);
+    assert_eq!(missing, ["CPU frequency governors", "BPF qdiscs", "sched_ext"]);
 }
