@@ -144,7 +144,9 @@ mod tests {
         );
         let rest: String = with_vm[vm.unwrap()..].split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(
-            rest.contains("wait for a CPU after a wake-up <= 8.19 us (median), <= 16.4 us (99.9 %), 3 threads"),
+            rest.contains(
+                "wait for a CPU after a wake-up <= 8.19 us (median), <= 16.4 us (99.9 %), 3 threads"
+            ),
             "{with_vm}"
         );
         let problem = lines.iter().position(|line| line.starts_with("  sip1: it cannot")).unwrap();
