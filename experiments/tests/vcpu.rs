@@ -173,6 +173,10 @@ fn hog(prefix: &str) -> (Child, u32) {
     (child, id)
 }
 
+fn end(hogs: &[(Child, u32)]) {
+    hogs.iter().for_each(|(child, _)| child.kill().unwrap());
+}
+
 fn requests_are_answered_beside_busy_loops() {
     let guest = &VM1.0;
     let _hogs = load::hogs(&LAB.host, CPU, HOGS).unwrap();
@@ -249,9 +253,7 @@ fn others_get_shares_by_their_weights() {
             used[0] / (used[0] + used[1])
         })
         .collect();
-    for (child, _) in &hogs {
-        child.kill().unwrap();
-    }
+    end(&hogs);
     scheduler.stop();
     eprintln!("{shares:?}");
     // kernel/sched/core.c, sched_prio_to_weight: 1024 and 335
@@ -266,9 +268,7 @@ fn a_thread_of_least_weight_gets_its_turns() {
     let pids = hogs.each_ref().map(|(_, pid)| *pid);
     let turns: Vec<Vec<f64>> = (0..4).map(|_| used(&pids, 4)).collect();
     assert_eq!(state(), "enabled");
-    for (child, _) in &hogs {
-        child.kill().unwrap();
-    }
+    end(&hogs);
     scheduler.stop();
     eprintln!("{turns:?}");
     assert!(turns.iter().all(|used| used[1] > 0.0 && used[1] < used[0] / 10.0), "{turns:?}");
@@ -304,9 +304,7 @@ fn a_chain_of_processes_leaves_the_cpu_to_others() {
     let used = used(&all.iter().map(|(_, pid)| *pid).collect::<Vec<_>>(), 14);
     assert_eq!(state(), "enabled");
     chain.kill().unwrap();
-    for (child, _) in &all {
-        child.kill().unwrap();
-    }
+    end(&all);
     scheduler.stop();
     eprintln!("{used:?}");
     assert!(used[CPU as usize] > 1.0, "{used:?}");
@@ -325,9 +323,7 @@ fn threads_that_wake_each_other_leave_the_cpu_to_others() {
     let used = used(&hogs.each_ref().map(|(_, pid)| *pid), 16);
     assert_eq!(state(), "enabled");
     pair.kill().unwrap();
-    for (child, _) in &hogs {
-        child.kill().unwrap();
-    }
+    end(&hogs);
     scheduler.stop();
     eprintln!("{used:?}");
     // Two CPUs for four threads.
@@ -339,9 +335,7 @@ fn unbound_threads_share_all_cpus() {
     // Six on four CPUs: nobody can keep a CPU of its own.
     let hogs: Vec<(Child, u32)> = (0..6).map(|_| hog("")).collect();
     let used = used(&hogs.iter().map(|(_, pid)| *pid).collect::<Vec<_>>(), 20);
-    for (child, _) in &hogs {
-        child.kill().unwrap();
-    }
+    end(&hogs);
     scheduler.stop();
     eprintln!("{used:?}");
     let (least, most) =

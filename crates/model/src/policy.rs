@@ -206,6 +206,10 @@ pub enum Auto {
     Nanoseconds(u64),
 }
 
+/// The `SCHED_FIFO` priority of vCPU threads if none is written: above 1, so that other threads can have a lower one, and below the
+/// kernel's own interrupt threads at 50.
+pub const DEFAULT_PRIORITY: u8 = 10;
+
 /// How the vCPU threads and vhost workers of a VM are scheduled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VmClass {

@@ -5,14 +5,10 @@ use super::section::Keys;
 use super::value::Value;
 use teiji_model::cpus::CpuSet;
 use teiji_model::policy::{
-    Auto, ChannelPolicy, DirectSetting, Endpoint, HostPolicy, LinkPolicy, Located, PacketClass, Subject,
-    VmClass, VmPolicy,
+    Auto, ChannelPolicy, DEFAULT_PRIORITY, DirectSetting, Endpoint, HostPolicy, LinkPolicy, Located,
+    PacketClass, Subject, VmClass, VmPolicy,
 };
 use teiji_model::resource::{Latency, Scheduling};
-
-/// `SCHED_FIFO` priority if none is written: above 1, so that other threads can have a lower one, and below the
-/// kernel's own interrupt threads at 50.
-const PRIORITY: u8 = 10;
 
 fn cpus(keys: &Keys<'_, '_>, name: &str) -> Option<Located<CpuSet>> {
     keys.get(name, |value| match value {
@@ -130,7 +126,7 @@ fn class(keys: &mut Keys<'_, '_>) -> Option<Located<VmClass>> {
     let value = match word {
         "fair" => VmClass::Threads(Scheduling::Other { nice: 0 }),
         "realtime" => {
-            let priority = keys.number("priority").map_or(PRIORITY, |at| at.value);
+            let priority = keys.number("priority").map_or(DEFAULT_PRIORITY, |at| at.value);
             VmClass::Threads(Scheduling::Fifo { priority })
         }
         "deadline" => {

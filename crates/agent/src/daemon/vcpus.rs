@@ -14,13 +14,19 @@ use super::backoff;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use teiji_bpf::Error;
-use teiji_bpf::scx_vcpu::{Ended, MAX_VMS, Role, VcpuScheduler, VmSettings, VmStats};
+use teiji_bpf::scx_vcpu::{Ended, MAX_THREADS, MAX_VMS, Role, VcpuScheduler, VmSettings, VmStats};
 use teiji_model::observed::Observed;
 use teiji_model::plan::PacketVm;
 use teiji_model::policy::PacketClass;
 use teiji_model::resource::Task;
 use teiji_model::status::PacketVmStatus;
 use teiji_model::text::printable;
+
+// A plan knows how many there is place for.
+const _: () = assert!(
+    teiji_control::plan::MAX_VMS == MAX_VMS as usize
+        && teiji_control::plan::MAX_THREADS == MAX_THREADS as usize
+);
 
 #[derive(Default)]
 pub(super) struct Vcpus {

@@ -34,6 +34,7 @@ mod wanted;
 
 pub(crate) use checks::reason;
 pub(crate) use names::shown;
+pub use packets::{MAX_THREADS, MAX_VMS};
 pub use parts::{Of, Part, parts};
 pub use possible::{Possible, possible};
 pub use present::{Known, Present, meant, present};

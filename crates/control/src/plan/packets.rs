@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use teiji_model::cpus::CpuSet;
 use teiji_model::observed::{Observed, ObservedVm, SchedExt};
 use teiji_model::plan::PacketVm;
-use teiji_model::policy::{PacketClass, SourceLocation};
+use teiji_model::policy::{DEFAULT_PRIORITY, PacketClass, SourceLocation};
 use teiji_model::resource::{Resource, Scheduling, Task, Value};
 use teiji_model::text::{duration, printable};
 
@@ -26,10 +26,9 @@ const SHARE: u128 = 900;
 /// Shorter runtimes are not kept, ns: scx_vcpu divides them no further (`MIN_SLICE`), and keeps half for packets.
 const MIN_RUNTIME: u64 = 100_000;
 /// Most VMs and threads of them that scx_vcpu has place for (`MAX_VMS`, `MAX_THREADS`).
-const MAX_VMS: usize = 64;
-const MAX_THREADS: usize = 256;
-/// The priority of vCPUs where `SCHED_FIFO` takes the place.
-const PRIORITY: u8 = 10;
+pub const MAX_VMS: usize = 64;
+/// See [`MAX_VMS`].
+pub const MAX_THREADS: usize = 256;
 
 /// A promise that a plan has to check.
 pub(super) struct Promise {
@@ -77,7 +76,7 @@ pub(super) fn scheduling(
     };
     let threads = (vm.vcpus.len() + vm.workers.len()).max(1) as u64;
     let instead = if is_pinned(vm, host, draft) {
-        Scheduling::Fifo { priority: PRIORITY }
+        Scheduling::Fifo { priority: DEFAULT_PRIORITY }
     } else {
         let runtime = (class.runtime / threads).max(1024);
         Scheduling::Deadline { runtime, deadline: class.deadline, period: class.period }

@@ -87,10 +87,8 @@ fn vm(section: &VmPolicy, vm: &ObservedVm, at: HostAndHeld<'_>, draft: &mut Draf
             VmClass::Threads(class) => (*class, class_cost(class)),
             VmClass::Packets(class) => {
                 let by = packets::scheduling(class, location, vm, at, draft);
-                (
-                    by,
-                    if matches!(by, Scheduling::Ext { .. }) { packets::cost(class) } else { class_cost(&by) },
-                )
+                let is_ours = matches!(by, Scheduling::Ext { .. });
+                (by, if is_ours { packets::cost(class) } else { class_cost(&by) })
             }
         };
         let key = Key { location, reason: reason("class"), cost };

@@ -15,6 +15,7 @@ use crate::plan::reason;
 use teiji_model::cpus::CpuSet;
 use teiji_model::observed::{Observed, ObservedVm};
 use teiji_model::operator::LIMIT_REAL_TIME;
+use teiji_model::policy::DEFAULT_PRIORITY;
 use teiji_model::resource::{Resource, Scheduling, Task, Value};
 use teiji_model::stage::Actor;
 
@@ -38,8 +39,6 @@ pub(super) struct RealtimeClass {
     pub crowded: Option<(usize, usize)>,
 }
 
-/// The `SCHED_FIFO` priority of `class = "realtime"` without `priority`.
-const PRIORITY: u8 = 10;
 /// The greatest priority that a policy can ask for: that of workers is one higher.
 const MOST: u8 = 98;
 
@@ -136,7 +135,10 @@ fn class_alone(candidate: &RealtimeCandidate<'_>, observed: &Observed) -> Result
             waiting[0]
         ));
     }
-    Ok(RealtimeClass { priority: Some(highest).filter(|p| *p > PRIORITY), ..RealtimeClass::default() })
+    Ok(RealtimeClass {
+        priority: Some(highest).filter(|p| *p > DEFAULT_PRIORITY),
+        ..RealtimeClass::default()
+    })
 }
 
 /// The CPUs that a thread may run on, if that can be read.
