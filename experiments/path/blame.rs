@@ -51,6 +51,11 @@ enum Induce {
 }
 
 impl Situation {
+    /// Whether its cause is busy loops.
+    pub fn has_hogs(&self) -> bool {
+        matches!(self.induce, Induce::Hogs(_))
+    }
+
     /// The same, with requests that are in flight at the same time if the guest does not keep up with their rate.
     pub fn overlapping(self) -> Situation {
         Situation { load: Load::Echoes, ..self }

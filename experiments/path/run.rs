@@ -11,7 +11,7 @@ use teiji_experiments::path::{Extent, FULL, MEMORY_KB, SHORT, accuracy, agrees, 
 use teiji_experiments::summary::{self, Summary};
 use teiji_experiments::tracing::Lab;
 use teiji_experiments::{load, plot, programs, say};
-use teiji_lab::GuestSpec;
+use teiji_lab::{GuestSpec, Turns};
 use teiji_model::finding::Cause;
 
 /// Compare stages with an independent capture; check which stage is blamed under contention
@@ -94,6 +94,7 @@ fn lab_parts(
     let _echo = load::echo_server(&lab.host, &first)?;
     if args.parts.contains('a') {
         let _sip = load::sip_server(&lab.host, &first)?;
+        let _turns = turns(args, &lab)?;
         for case in &accuracy::CASES {
             say(&format!("a. accuracy: {}", case.name));
             let a = accuracy::run(&lab, &first, case, extent)?;
@@ -105,6 +106,8 @@ fn lab_parts(
     if args.parts.contains('b') {
         for s in &blame::SITUATIONS {
             say(&format!("b. blame: {}", s.what));
+            // Busy loops of the lab host would keep this machine's programs from running.
+            let _turns = if s.has_hogs() { None } else { turns(args, &lab)? };
             let mut right = 0;
             for run in 1..=extent.runs {
                 let judged = blame::run(&lab, &first, s, run, extent)?;
@@ -200,6 +203,11 @@ fn remedy(
     summary.figure("idle_polled_asleep_us", now)?;
     found.judged.push(polled);
     Ok(())
+}
+
+/// A short run may have other labs beside it, whose emulated CPUs would stand still.
+fn turns(args: &Args, lab: &Lab) -> Result<Option<Turns>> {
+    Ok(if args.form.short { None } else { Some(lab.host.take_turns()?) })
 }
 
 fn many_vms(lab: &Lab, first: &teiji_lab::Guest<'_>, extent: &Extent) -> Result<many_vms::ManyVms> {

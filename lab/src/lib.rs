@@ -49,9 +49,11 @@ pub mod rootfs;
 mod stopwatch;
 pub mod tools;
 mod tsc;
+mod turns;
 
 pub use child::Child;
 pub use error::{Error, Result};
 pub use guest::{Guest, GuestSpec, VFS};
 pub use host::{DEFAULT_LIMIT, LabHost, Mode, NIC_PAIR, Output, PF, PROGRAMS_BUILT, Spec, WIRE, shared};
 pub use recipe::Kernel;
+pub use turns::Turns;
