@@ -6,6 +6,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends by them")]
 
+#[path = "lab/companions.rs"]
+mod companions;
 #[path = "lab/realtime.rs"]
 mod realtime;
 #[path = "lab/reasons.rs"]
@@ -62,6 +64,7 @@ fn main() -> ExitCode {
         the_wake_up_of_an_idle_guest_is_blamed,
         ctrl_c_ends_in_a_report_that_replay_repeats,
         snapshots_are_what_the_recording_says_until_then,
+        companions::a_trace_goes_on_without_its_companions,
         two_traces_at_once_are_both_right,
         a_worker_stalled_while_it_signals_hides_no_request,
         a_full_disk_costs_only_the_recording,

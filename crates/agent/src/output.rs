@@ -18,6 +18,7 @@
 //!    │ ── rename: one byte ────────────►  rename, answer, end
 //!    │ ── socket closed, however ──────►  remove what was written, end
 //! ```
+//! If that process itself is killed, the file stays under its unfinished name, and the trace says so at its end.
 
 mod renamer;
 
