@@ -22,7 +22,7 @@ pub fn a_trace_goes_on_without_its_companions() {
         "for p in $(cat /proc/{}/task/*/children); do name=$(cat /proc/$p/comm); kill -9 $p && echo $name; done | sort",
         trace.id().unwrap()
     );
-    assert_eq!(run(&kill), "teiji-follow\nteiji-rename\n");
+    assert_eq!(run(&kill), "teiji-follow\nteiji-rename");
     trace.wait_for("VMs that come or change from now on are not followed", SOON).unwrap();
     let called = echo(vm1(), 50.0, 100);
     // In this time teiji takes in what is in the kernel's buffer and in the window of the analysis.

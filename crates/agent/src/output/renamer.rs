@@ -28,10 +28,12 @@ impl Renamer {
     pub(super) fn persist(self) -> io::Result<()> {
         let mut answer = [0; 4];
         let socket = self.0.socket()?;
-        write(socket, &[RENAME])?;
+        // Not as a broken pipe: the command takes that for a reader of its output that has gone, and ends without a word.
+        let killed = || io::Error::other("the process that was to name the file was killed");
+        write(socket, &[RENAME]).map_err(|_| killed())?;
         match again(|| read(socket, &mut answer))? {
             4 => {}
-            _ => return Err(io::Error::other("the process that was to name the file was killed")),
+            _ => return Err(killed()),
         }
         match i32::from_ne_bytes(answer) {
             0 => Ok(()),
