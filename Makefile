@@ -12,7 +12,7 @@ KEEP ?=
 # Of `make soak`: cases of each test, and of each test of the agent, whose cases use files and many simulated kills.
 CASES ?= 20000
 AGENT_CASES ?= 2000
-EXPERIMENTS = path sip agent apply admission edf-delay edf-cost overhead
+EXPERIMENTS = path sip agent apply admission edf-delay edf-cost overhead vcpu
 
 # Says what comes; cargo and the programs tell how far they are.
 compiling = @echo "compiling (with 2 CPUs about 4 minutes the first time, then seconds); after that $(1)"

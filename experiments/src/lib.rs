@@ -15,7 +15,7 @@
 //! | [`verify`] | checks that a lab host's kernel accepts every BPF program |
 //! | [`reporting`] | a guest that reports its part of the path |
 //! | [`load`] | echo servers, SIP servers, callers, busy loops |
-//! | [`admission`], [`agent`], [`apply`], [`edf_cost`], [`edf_delay`], [`overhead`], [`path`], [`sip`] | the experiments of those names |
+//! | [`admission`], [`agent`], [`apply`], [`edf_cost`], [`edf_delay`], [`overhead`], [`path`], [`sip`], [`vcpu`] | the experiments of those names |
 
 #[path = "../admission/mod.rs"]
 pub mod admission;
@@ -41,6 +41,8 @@ pub mod reporting;
 pub mod sip;
 pub mod summary;
 pub mod tracing;
+#[path = "../vcpu/mod.rs"]
+pub mod vcpu;
 pub mod verify;
 
 /// Prints to standard error how far a run is.

@@ -54,6 +54,9 @@ pub struct Figures {
     pub p50_ns: u64,
     /// 99th percentile of the response time.
     pub p99_ns: u64,
+    /// 99.9th percentile of the response time.
+    #[serde(default)]
+    pub p999_ns: u64,
 }
 
 impl Figures {

@@ -148,6 +148,12 @@ enum Command {
         /// Seconds [default: for ever]
         #[arg(long = "for")]
         length: Option<f64>,
+        /// Each thread runs for so many ms and then sleeps [default: it never sleeps]
+        #[arg(long, requires = "sleep")]
+        run: Option<f64>,
+        /// For so many ms
+        #[arg(long, requires = "run")]
+        sleep: Option<f64>,
     },
     /// Record packets with the kernel's time stamps, as nanosecond pcap
     Capture {
@@ -324,8 +330,14 @@ fn run(command: Command) -> anyhow::Result<u8> {
             println!("{}", serde_json::to_string(&arrived)?);
             Ok(0)
         }
-        Command::Hog { cpu, threads, length } => {
-            tools::hog::run(cpu, threads, length.map(Duration::from_secs_f64))?;
+        Command::Hog { cpu, threads, length, run, sleep } => {
+            let ms = |ms: f64| Duration::from_secs_f64(ms / 1e3);
+            tools::hog::run(
+                cpu,
+                threads,
+                length.map(Duration::from_secs_f64),
+                run.map(ms).zip(sleep.map(ms)),
+            )?;
             Ok(0)
         }
         Command::Capture { interface, out, snap, length } => {

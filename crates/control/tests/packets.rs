@@ -5,9 +5,10 @@ mod common;
 
 use common::{at, cpus, host, task, vm};
 use teiji_control::plan::plan;
+use teiji_model::host::{DataPlane, Nic};
 use teiji_model::observed::{DeadlineSupport, Observed, SchedExt};
-use teiji_model::plan::{Held, Hold, PacketVm, Plan};
-use teiji_model::policy::{PacketClass, Policy, Problem, VmClass, VmPolicy};
+use teiji_model::plan::{HandedOver, Held, Hold, KickGuarantee, PacketVm, Plan};
+use teiji_model::policy::{ChannelPolicy, PacketClass, Policy, Problem, VmClass, VmPolicy};
 use teiji_model::resource::{Resource, Scheduling, Value};
 
 const MS: u64 = 1_000_000;
@@ -50,7 +51,9 @@ fn its_threads_are_given_to_the_scheduler_of_the_agent() {
     let ext = Scheduling::Ext { nice: 0 };
     assert_eq!(classes(&plan), [(101, ext), (102, ext), (103, ext)]);
     let class = PacketClass { runtime: 2 * MS, deadline: 10 * MS, period: 10 * MS };
-    assert_eq!(plan.packet_vms, [PacketVm { name: "a".into(), process: task(100), class }]);
+    let why = "vhost worker of a may run on CPUs 0-3: pin it to one (vcpu_cpus, worker_cpus)".to_owned();
+    let handed_over = Some(HandedOver::Unknown(why));
+    assert_eq!(plan.packet_vms, [PacketVm { name: "a".into(), process: task(100), class, handed_over }]);
     assert!(plan.first.is_empty() && plan.warnings.is_empty(), "{plan:?}");
     assert!(plan.steps[0].cost.contains("up to 2.00 ms of every 10.0 ms"), "{}", plan.steps[0].cost);
 }
@@ -152,12 +155,10 @@ fn more_than_nine_tenths_of_the_cpus_cannot_be_promised() {
             sections.map(|((runtime, cpus), name)| section(name, runtime * MS, 10 * MS, Some(cpus)));
         planned(sections.collect(), &on)
     };
-    assert!(asked(&[(9, "1"), (9, "2")]).is_ok() && asked(&[(9, "0-1"), (9, "0-1")]).is_ok());
+    assert!(asked(&[(8, "1"), (8, "2")]).is_ok() && asked(&[(9, "0-1"), (9, "0-1")]).is_ok());
     for (of, what) in [
-        (&[(5, "1"), (5, "1")][..], "a, b may run on CPU 1 only and ask for 1.00 CPUs"),
-        (&[(10, "1"), (1, "2")], "a may run on CPU 1 only"),
         // Each of them fits, and all of them do not fit where they all may run.
-        (&[(9, "1"), (10, "1-2")], "a, b may run on CPUs 1-2 only and ask for 1.90"),
+        (&[(8, "1"), (10, "1-2"), (1, "1-2")][..], "a, b, c may run on CPUs 1-2 only and ask for 1.90"),
         // Each pair fits, too.
         (&[(10, "0-1"), (10, "1-2"), (10, "0,2")], "may run on CPUs 0-2 only and ask for 3.00"),
     ] {
@@ -166,4 +167,134 @@ fn more_than_nine_tenths_of_the_cpus_cannot_be_promised() {
     }
     let short = planned(vec![section("a", 99_999, 10 * MS, None)], &on).unwrap_err();
     assert!(short[0].message.contains("a runtime below 100 µs cannot be kept"), "{short:?}");
+}
+
+/// Of `a`, `b` with these (runtime, deadline, period, CPUs) in ms.
+fn deadlines(of: [(u64, u64, u64, &str); 2]) -> Result<Vec<Option<HandedOver>>, Vec<Problem>> {
+    let sections = of.into_iter().zip(["a", "b"]).map(|((runtime, deadline, period, cpus), name)| {
+        let class = PacketClass { runtime: runtime * MS, deadline: deadline * MS, period: period * MS };
+        VmPolicy {
+            class: Some(at(VmClass::Packets(class), 2)),
+            ..section(name, MS, MS, (!cpus.is_empty()).then_some(cpus))
+        }
+    });
+    let plan = planned(sections.collect(), &two(SchedExt::Usable))?;
+    Ok(plan.packet_vms.into_iter().map(|vm| vm.handed_over).collect())
+}
+
+#[test]
+fn deadlines_on_one_cpu_are_compared_exactly() {
+    let within = |ms| Some(HandedOver::Within(ms * MS));
+    assert_eq!(deadlines([(2, 3, 20, "1"), (2, 5, 20, "1")]).unwrap(), [within(6), within(10)]);
+    // 4 ms, and 0.1 ms until a CPU gives way, do not fit into 4 ms.
+    let problems = deadlines([(2, 3, 20, "1"), (2, 4, 20, "1")]).unwrap_err();
+    let what = "a, b on CPU 1 may need 4.10 ms of it within 4.00 ms (100 µs of these until it gives way), but it gives 4.00 ms";
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    assert!(problems[0].message.starts_with(what), "{problems:?}");
+    let problems = deadlines([(5, 10, 10, "1"), (5, 10, 10, "1")]).unwrap_err();
+    let what = "may need 106.7 % of it (runtime in 15 of 16 parts of the period), but less than 90 % can be promised";
+    assert!(problems.len() == 1 && problems[0].message.contains(what), "{problems:?}");
+    // Each on a CPU of its own.
+    assert_eq!(deadlines([(2, 3, 20, "1"), (2, 4, 20, "2")]).unwrap(), [within(6), within(8)]);
+}
+
+#[test]
+fn without_a_cpu_for_its_threads_alone_nothing_is_known_of_deadlines() {
+    let unknown = |of: &Option<HandedOver>, what: &str| match of {
+        Some(HandedOver::Unknown(why)) => assert!(why.contains(what), "{why}"),
+        other => panic!("{other:?}"),
+    };
+    // Also of the one that is pinned: the other may come there.
+    let known = deadlines([(2, 3, 20, "1"), (2, 5, 20, "")]).unwrap();
+    unknown(&known[0], "vCPU 0 of b may run on CPUs 0-3");
+    unknown(&known[1], "vhost worker of b may run on CPUs 0-3");
+    // Real-time threads of another VM.
+    let mut sections = vec![section("a", 2 * MS, 10 * MS, Some("1")), section("b", MS, MS, Some("1-2"))];
+    sections[1].class = Some(at(VmClass::Threads(Scheduling::Fifo { priority: 10 }), 9));
+    let plan = planned(sections, &two(SchedExt::Usable)).unwrap();
+    unknown(&plan.packet_vms[0].handed_over, "vCPU 0 of b is a real-time thread");
+    // One that shares its CPU with a VM that has another one, too: not refused, as it is not known to be too much.
+    let mut sections =
+        vec![section("a", 3 * MS, 10 * MS, Some("1")), section("b", 5 * MS, 10 * MS, Some("1"))];
+    sections[0].worker_cpus = Some(at(cpus("2"), 4));
+    let plan = planned(sections, &two(SchedExt::Usable)).unwrap();
+    assert_eq!(plan.packet_vms[0].handed_over, Some(HandedOver::Within(20 * MS)));
+    unknown(&plan.packet_vms[1].handed_over, "a, b on CPU 1 may need");
+    // Without a worker.
+    let on = Observed { vms: vec![vm("a", 100, 1, 0, None, false)], ..two(SchedExt::Usable) };
+    let plan = planned(vec![section("a", 2 * MS, 10 * MS, Some("1"))], &on).unwrap();
+    unknown(&plan.packet_vms[0].handed_over, "it has no vhost worker");
+}
+
+#[test]
+fn channels_have_a_bound_from_the_kick_of_their_vm() {
+    let mut nic = common::nic("eth0", Vec::new());
+    nic.guests = true;
+    let vms = vec![vm("a", 100, 1, 1, None, false), vm("b", 200, 1, 1, None, false)];
+    let on = Observed { sched_ext: SchedExt::Usable, ..host("0-3", vms, vec![nic]) };
+    // 1 Mbit/s are 2,500 bytes in 20 ms.
+    let of = |name: &str, line, port, vm: Option<&str>, burst| ChannelPolicy {
+        vm: vm.map(|vm| at(vm.to_owned(), line)),
+        burst: Some(at(burst, line)),
+        ..common::channel(name, line, port, 20 * MS, 1_000_000)
+    };
+    let channels = vec![
+        of("pid", 20, 1, Some("pid:100"), 2584),
+        of("small", 30, 2, Some("a"), 2583),
+        of("other", 40, 3, Some("b"), 4000),
+        of("none", 50, 4, Some("c"), 4000),
+        of("unsaid", 60, 5, None, 4000),
+    ];
+    let mut link = common::link("eth0", 10);
+    link.max_packet = Some(at(1514, 11));
+    let policy = Policy {
+        vms: vec![section("a", 2 * MS, 10 * MS, Some("1"))],
+        links: vec![link],
+        channels,
+        ..Policy::default()
+    };
+    let plan = plan(&policy, &on, &Held::default()).unwrap();
+    let of = |name: &str| plan.links[0].channels.iter().find(|channel| channel.name == name).unwrap();
+    let known = KickGuarantee { vm: "pid:100".into(), within: 20 * MS + of("pid").bound, burst: 84 };
+    assert_eq!(of("pid").from_kick, Some(known));
+    assert!(
+        ["small", "other", "none", "unsaid"].into_iter().all(|name| of(name).from_kick.is_none()),
+        "{plan:?}"
+    );
+    for (name, what) in [
+        ("small", "in 20.0 ms, until frames are handed over, 2500 bytes may pile up, and its burst is 2583b"),
+        ("other", "it does not have class = \"packets\""),
+        ("none", "there is no VM `c`"),
+    ] {
+        let start = format!("`channel.{name}.vm`: ");
+        let warned =
+            plan.warnings.iter().any(|warning| warning.starts_with(&start) && warning.contains(what));
+        assert!(warned, "{name}: {:?}", plan.warnings);
+    }
+    assert!(!plan.warnings.iter().any(|warning| warning.contains("unsaid")), "{:?}", plan.warnings);
+}
+
+#[test]
+fn frames_that_no_worker_sends_have_no_bound() {
+    let on = |data_plane| {
+        let mut one = vm("a", 100, 1, 1, None, false);
+        let nic = |tap: &str, data_plane| Nic {
+            tap: tap.into(),
+            ifindex: 3,
+            mac: None,
+            bridge: None,
+            data_plane,
+            queues: 1,
+        };
+        one.vm.nics = vec![nic("t0", DataPlane::VhostNet), nic("t1", data_plane)];
+        let on = Observed { vms: vec![one], ..two(SchedExt::Usable) };
+        planned(vec![section("a", 2 * MS, 10 * MS, Some("1"))], &on).unwrap().packet_vms[0]
+            .handed_over
+            .clone()
+    };
+    assert_eq!(on(DataPlane::VhostMacvtap), Some(HandedOver::Within(20 * MS)));
+    for other in [DataPlane::Userspace, DataPlane::Passthrough] {
+        let why = "its NIC t1 is not served by a vhost worker (vhost=on)".to_owned();
+        assert_eq!(on(other), Some(HandedOver::Unknown(why)));
+    }
 }

@@ -104,6 +104,19 @@ pub struct PacketVm {
     pub process: Task,
     /// What it is promised.
     pub class: PacketClass,
+    /// How soon frames that its guest sends are handed to the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub handed_over: Option<HandedOver>,
+}
+
+/// How soon after the guest's kick its frames are handed to the host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HandedOver {
+    /// Within this time, ns, as long as the VM does not need more than its runtime.
+    Within(u64),
+    /// Nothing is known of it, for this reason; untrusted text.
+    Unknown(String),
 }
 
 /// What a link guarantees to its channels.
@@ -138,6 +151,20 @@ pub struct ChannelGuarantee {
     pub deadline: u64,
     /// The longest delay of a packet within the rate and burst, ns.
     pub bound: u64,
+    /// From the kick of the VM on that sends it; `None` if nothing is known of that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from_kick: Option<KickGuarantee>,
+}
+
+/// What a channel is guaranteed from the kick of the guest that sends it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KickGuarantee {
+    /// The VM, as the policy names it; printable.
+    pub vm: String,
+    /// The longest time until the last bit of a packet is on the wire, ns.
+    pub within: u64,
+    /// How much the guest may send at once, bytes on the wire; besides, at the channel's rate.
+    pub burst: u64,
 }
 
 /// The settings that teiji has changed and holds.

@@ -268,6 +268,8 @@ pub struct ChannelPolicy {
     pub min_rate: Located<u64>,
     /// `burst`, bytes.
     pub burst: Option<Located<u64>>,
+    /// `vm`: the VM that sends it.
+    pub vm: Option<Located<String>>,
 }
 
 /// An address or prefix, with or without a port.

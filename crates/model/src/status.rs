@@ -229,7 +229,7 @@ pub struct PacketVmStatus {
     pub before_others: u64,
     /// CPU time by weight, ns.
     pub by_weight: u64,
-    /// Periods in which it used its runtime up.
+    /// Times, at least a period apart, that a thread of it began to run and less than 50 µs of its runtime were left.
     pub exhausted: u64,
     /// Turns of its threads before others.
     pub turns: u64,

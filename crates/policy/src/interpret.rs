@@ -202,6 +202,10 @@ pub(super) fn channel(keys: &mut Keys<'_, '_>, name: String) -> Option<ChannelPo
         deadline: keys.number("deadline")?,
         min_rate: keys.number("min_rate")?,
         burst: keys.number("burst"),
+        vm: keys.get("vm", |value| match value {
+            Value::Vm(name) => Some(name),
+            _ => None,
+        }),
     })
 }
 

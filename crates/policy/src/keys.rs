@@ -25,6 +25,8 @@ pub(super) enum ValueKind {
     Device,
     /// Text: names or numbers of users, not empty.
     Users,
+    /// Text: the name of a VM, as in the header of its section.
+    Vm,
 }
 
 /// A key.
@@ -467,6 +469,15 @@ pub(super) const SECTIONS: &[Section] = &[
                 example: "\"3kb\"",
                 doc: "How much may come at once and still be guaranteed, counted on the wire: for each frame at \
                       least 60 bytes, plus 24.",
+            },
+            Key {
+                name: "vm",
+                kind: ValueKind::Vm,
+                required: false,
+                default: "no bound from the kick",
+                example: "\"sip1\"",
+                doc: "The VM that sends its packets, which teiji does not check. If that has `class = \"packets\"`, `teiji plan` also says how long a packet may \
+                      take from the guest's kick until its last bit is on the wire.",
             },
         ],
         groups: &[],

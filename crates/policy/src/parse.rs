@@ -12,9 +12,9 @@ use super::keys::{self, HeaderNames, SECTIONS, Section};
 use super::layers::{self, LayeredSection};
 use super::section::{self, Keys, nearest};
 use super::text::key;
-use super::value::{decimal, wrong_device};
+use super::value::{decimal, not_a_name, wrong_device, wrong_vm};
 use std::collections::BTreeMap;
-use teiji_model::policy::{Located, MAX_PID, Policy, Problem, Source, Subject, VfPolicy};
+use teiji_model::policy::{Located, Policy, Problem, Source, Subject, VfPolicy};
 use teiji_model::text::quote;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -235,11 +235,8 @@ fn forms() -> String {
 
 /// Why nothing can have these names; `None` if they are valid.
 fn wrong_name(header_names: HeaderNames, names: &[&str]) -> Option<String> {
-    if names.iter().any(|name| name.trim().is_empty()) {
-        return Some("the name is empty; write the name between the quotes".to_owned());
-    }
-    if let Some(name) = names.iter().find(|name| name.chars().any(char::is_control)) {
-        return Some(format!("the name {} has a control character; write it without", quote(name)));
+    if let Some(wrong) = names.iter().find_map(|name| not_a_name(name)) {
+        return Some(wrong);
     }
     match (header_names, names) {
         (HeaderNames::Link, [device]) => wrong_device(device),
@@ -250,13 +247,7 @@ fn wrong_name(header_names: HeaderNames, names: &[&str]) -> Option<String> {
                 format!("{} is not a virtual function; write its number, from 0 to {most}", quote(index))
             })
         }),
-        (HeaderNames::Vm, [name]) => {
-            let pid = name.strip_prefix("pid:")?;
-            let right = decimal(pid).filter(|n| (1..=MAX_PID).contains(n) && n.to_string() == pid);
-            right
-                .is_none()
-                .then(|| format!("{} is not a process id; write one as in \"pid:1234\"", quote(pid)))
-        }
+        (HeaderNames::Vm, [name]) => wrong_vm(name),
         _ => None,
     }
 }

@@ -42,7 +42,7 @@ fn section(section: &Section) -> Value {
     match section.header_names {
         HeaderNames::One => table,
         HeaderNames::Link => named(DEVICE, table),
-        HeaderNames::Vm | HeaderNames::Channel => named("^.*\\S.*$", table),
+        HeaderNames::Vm | HeaderNames::Channel => named(NAME, table),
         HeaderNames::Vf => named(DEVICE, named("^(0|[1-9][0-9]{0,4})$", table)),
     }
 }
@@ -70,8 +70,12 @@ fn kind(kind: &ValueKind) -> Value {
         ValueKind::Users => json!({ "type": "string", "pattern": format!("^{USERS}$") }),
         ValueKind::Endpoint => json!({ "type": "string", "minLength": 1 }),
         ValueKind::Device => json!({ "type": "string", "pattern": DEVICE }),
+        ValueKind::Vm => json!({ "type": "string", "pattern": NAME }),
     }
 }
+
+/// The name of a VM or a channel.
+const NAME: &str = r"^.*\S.*$";
 
 /// The name of a network device.
 const DEVICE: &str = r"^[^/:\s]{1,15}$";

@@ -4,7 +4,7 @@ use super::keys::ValueKind;
 use std::net::IpAddr;
 use teiji_model::cpus::{CpuSet, CpuSetError};
 use teiji_model::flow::{bits, masked};
-use teiji_model::policy::Endpoint;
+use teiji_model::policy::{Endpoint, MAX_PID};
 use teiji_model::text::{cut, quote};
 use toml::de::DeValue;
 
@@ -28,6 +28,8 @@ pub(super) enum Value {
     Device(String),
     /// Not empty.
     Users(Vec<String>),
+    /// A name that a VM can have.
+    Vm(String),
 }
 
 impl ValueKind {
@@ -66,6 +68,10 @@ impl ValueKind {
                 Some(wrong) => Err(wrong),
                 None => Ok(Value::Device(text.clone().into_owned())),
             },
+            ValueKind::Vm => match wrong_vm(text) {
+                Some(wrong) => Err(wrong),
+                None => Ok(Value::Vm(text.clone().into_owned())),
+            },
             ValueKind::Users => users(text)
                 .map(Value::Users)
                 .ok_or_else(|| format!("{} is not a list of users; {}", quote(text), self.fix())),
@@ -96,6 +102,7 @@ impl ValueKind {
             }
             ValueKind::Device => "write the name of a device in quotes, as in \"eth0\"".to_owned(),
             ValueKind::Users => "write names of users in quotes, as in \"root,qemu\"".to_owned(),
+            ValueKind::Vm => "write the name of a VM in quotes, as in \"sip1\"".to_owned(),
         }
     }
 }
@@ -206,6 +213,24 @@ fn endpoint(text: &str) -> Result<Endpoint, String> {
 /// A decimal number without a sign.
 pub(super) fn decimal(text: &str) -> Option<u32> {
     if text.bytes().all(|b| b.is_ascii_digit()) { text.parse().ok() } else { None }
+}
+
+/// Why nothing can have this name; `None` if it is valid.
+pub(super) fn not_a_name(name: &str) -> Option<String> {
+    if name.trim().is_empty() {
+        return Some("the name is empty; write the name between the quotes".to_owned());
+    }
+    let wrong = name.chars().any(char::is_control);
+    wrong.then(|| format!("the name {} has a control character; write it without", quote(name)))
+}
+
+/// Why no VM can have this name in a policy; `None` if it is valid.
+pub(super) fn wrong_vm(name: &str) -> Option<String> {
+    not_a_name(name).or_else(|| {
+        let pid = name.strip_prefix("pid:")?;
+        let right = decimal(pid).filter(|n| (1..=MAX_PID).contains(n) && n.to_string() == pid);
+        right.is_none().then(|| format!("{} is not a process id; write one as in \"pid:1234\"", quote(pid)))
+    })
 }
 
 /// Why no device can have this name, by the rules of `dev_valid_name()`, net/core/dev.c.

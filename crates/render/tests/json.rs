@@ -160,7 +160,8 @@ fn hold(value: Value) -> Hold {
 fn every_field_of_a_plan_is_documented() {
     let location = SourceLocation { file: "p.toml".into(), line: 1, column: 1 };
     let line = Line { text: "weight = 200".into(), location: location.clone() };
-    let channel = ChannelGuarantee { name: "a".into(), rate: 1, burst: 2, deadline: 3, bound: 3 };
+    let from_kick = Some(KickGuarantee { vm: "a".into(), within: 9, burst: 2 });
+    let channel = ChannelGuarantee { name: "a".into(), rate: 1, burst: 2, deadline: 3, bound: 3, from_kick };
     let priority = KeyLocation { key: "priority".into(), location: location.clone() };
     let asked = Asked { location, with: vec![priority] };
     let plan = Plan {
@@ -176,7 +177,12 @@ fn every_field_of_a_plan_is_documented() {
             reserved: 1,
             channels: vec![channel],
         }],
-        packet_vms: vec![PacketVm { name: "a".into(), process: Task { id: 7, started: 9 }, class: CLASS }],
+        packet_vms: vec![PacketVm {
+            name: "a".into(),
+            process: Task { id: 7, started: 9 },
+            class: CLASS,
+            handed_over: Some(HandedOver::Within(6)),
+        }],
         asked: [("vm.sip1.class".to_owned(), asked)].into(),
         overridden: vec![Overridden { section: "vm.a".into(), holds: line.clone(), over: vec![line] }],
     };

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use teiji_model::host::{Identity, Requirement};
 use teiji_model::observed::{DeadlineSupport, LinkKind, Observed, ObservedLink};
-use teiji_model::plan::{ChannelGuarantee, Held, LinkGuarantee, Plan, Step};
+use teiji_model::plan::{ChannelGuarantee, Held, KickGuarantee, LinkGuarantee, Plan, Step};
 use teiji_model::policy::Source;
 use teiji_model::qdisc::{DeadlineQdisc, Device, ExistingQdisc, RootQdisc, Scheduler};
 use teiji_model::report::Report;
@@ -431,6 +431,7 @@ fn channels(n: u64) -> Plan {
         burst: 3084,
         deadline: 3_000_000,
         bound: 2_000_000 + i * 20_000,
+        from_kick: (i == 2).then(|| KickGuarantee { vm: "sip1".into(), within: 12_040_000, burst: 584 }),
     };
     let existing = RootQdisc::Existing(Box::new(ExistingQdisc {
         kind: "fq_codel".into(),

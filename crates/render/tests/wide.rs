@@ -5,7 +5,7 @@ mod common;
 
 use std::collections::BTreeMap;
 use teiji_model::host::Requirement;
-use teiji_model::plan::{ChannelGuarantee, Hold, LinkGuarantee, Plan, Step};
+use teiji_model::plan::{ChannelGuarantee, Hold, KickGuarantee, LinkGuarantee, Plan, Step};
 use teiji_model::policy::Source;
 use teiji_model::qdisc::{DeadlineQdisc, Device, Scheduler};
 use teiji_model::resource::{Resource, Value};
@@ -86,6 +86,7 @@ fn channels() {
         burst: 3084,
         deadline: 3_000_000,
         bound: 2_000_000,
+        from_kick: Some(KickGuarantee { vm: name.into(), within: 12_000_000, burst: 1000 }),
     };
     let guaranteed = LinkGuarantee {
         link: NAMES[4].into(),

@@ -12,11 +12,14 @@ use nix::{
 
 use crate::error::{Doing, Result};
 
-/// Keeps `cpu` busy with `threads` threads, for `length` or for ever.
+/// A thread runs for the first time, and sleeps for the second, again and again.
+pub type RunAndSleep = (Duration, Duration);
+
+/// Keeps `cpu` busy with `threads` threads, for `length` or for ever; with `turns` each sleeps in between.
 ///
 /// # Errors
 /// If there is no such CPU.
-pub fn run(cpu: usize, threads: usize, length: Option<Duration>) -> Result<()> {
+pub fn run(cpu: usize, threads: usize, length: Option<Duration>, turns: Option<RunAndSleep>) -> Result<()> {
     let doing = || format!("use CPU {cpu} only");
     let mut set = CpuSet::new();
     set.set(cpu).doing(doing)?;
@@ -28,8 +31,13 @@ pub fn run(cpu: usize, threads: usize, length: Option<Duration>) -> Result<()> {
         .map(|_| {
             thread::spawn(move || {
                 loop {
-                    for i in 0..1_000_000u64 {
-                        std::hint::black_box(i);
+                    match turns {
+                        Some((run, sleep)) => {
+                            let until = Instant::now() + run;
+                            while Instant::now() < until {}
+                            thread::sleep(sleep);
+                        }
+                        None => (0..1_000_000u64).for_each(|i| _ = std::hint::black_box(i)),
                     }
                     if end.is_some_and(|e| Instant::now() >= e) {
                         break;

@@ -64,6 +64,8 @@ pub struct Figures {
     pub p90_ns: u64,
     /// 99th percentile, ns.
     pub p99_ns: u64,
+    /// 99.9th percentile, ns.
+    pub p999_ns: u64,
     /// Longest round trip, ns.
     pub max_ns: u64,
     /// Mean round trip, ns.
@@ -157,6 +159,7 @@ pub fn run(load: &Load) -> Result<Figures> {
         p50_ns: at(0.5),
         p90_ns: at(0.9),
         p99_ns: at(0.99),
+        p999_ns: at(0.999),
         max_ns: histogram.max(),
         mean_ns: histogram.mean(),
     })

@@ -14,7 +14,8 @@ use super::backoff;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use teiji_bpf::Error;
-use teiji_bpf::scx_vcpu::{Ended, MAX_THREADS, MAX_VMS, Role, VcpuScheduler, VmSettings, VmStats};
+use teiji_bpf::scx_vcpu::{Ended, Figures, MAX_THREADS, MAX_VMS, Role, VcpuScheduler, VmSettings, VmStats};
+use teiji_control::admission::cpu;
 use teiji_model::observed::Observed;
 use teiji_model::plan::PacketVm;
 use teiji_model::policy::PacketClass;
@@ -22,10 +23,14 @@ use teiji_model::resource::Task;
 use teiji_model::status::PacketVmStatus;
 use teiji_model::text::printable;
 
-// A plan knows how many there is place for.
+// The planner must not depend on BPF, so it has copies of these constants.
 const _: () = assert!(
     teiji_control::plan::MAX_VMS == MAX_VMS as usize
         && teiji_control::plan::MAX_THREADS == MAX_THREADS as usize
+        && cpu::PERIOD_PARTS == Figures::SLOTS_PER_PERIOD
+        && cpu::TURN == Figures::MAX_OWED
+        && cpu::PER_OTHERS == Figures::EDF_PER_OTHERS
+        && cpu::MIN_SLICE == Figures::MIN_SLICE
 );
 
 #[derive(Default)]
@@ -170,7 +175,7 @@ impl Loaded {
         gone.iter().for_each(|process| drop(self.vms.remove(process)));
         let mut taps = BTreeMap::new();
         let mut threads = BTreeSet::new();
-        for PacketVm { name, process, class } in wanted {
+        for PacketVm { name, process, class, .. } in wanted {
             let Some(vm) = observed.vms.iter().find(|vm| vm.process == *process) else { continue };
             let number = match self.number(*process, name) {
                 Ok(number) => number,

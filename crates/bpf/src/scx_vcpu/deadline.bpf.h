@@ -6,6 +6,20 @@
  *
  *   net_dev_start_xmit on its tap ──► arrived + 1
  *   netif_receive_skb from its tap, its threads all asleep, expired ──► done + 1, or all of them
+ *
+ * A job of a thread has a release time; its deadline is the VM's `deadline` later. It is released
+ *
+ *   vCPU, packet pending  when the oldest packet that is not late arrived, or the VM woke up after that;
+ *   vCPU, none pending    when it woke up, then every `deadline` again while it stays awake; not before the
+ *                         arrival of the packet that was answered last: an answer must not make it more
+ * urgent; vhost worker          at the earlier of these two, without that last rule: frames of the guest must
+ * not wait for packets that came later.
+ *
+ * The budget is charged to the time of the release, in slots of which a period has SLOTS_PER_PERIOD: in no
+ * window of so many slots more than the budget is used. If there is less left, the release is put off until
+ * there is more. So a VM is a sporadic task: there are at least SLOTS_PER_PERIOD - 1 slots between releases
+ * of as much as the budget, and if all its threads are on one CPU, one of them is ready there from a release
+ * until the job is done. `control::admission::cpu` tests whether all deadlines are kept.
  */
 #ifndef TEIJI_SCX_VCPU_DEADLINE_BPF_H
 #define TEIJI_SCX_VCPU_DEADLINE_BPF_H
@@ -14,99 +28,235 @@
 
 /* Whether a thread goes before others, and with which deadline; or by weight. */
 struct place {
-	u64 deadline; /* NO_DEADLINE: by weight */
-	u64 left;     /* for how long, ns */
-	bool packet;  /* since a packet is pending */
+	u64 deadline;	/* NO_DEADLINE: by weight */
+	u64 left;	/* for how long, ns */
+	u64 slot;	/* of the release */
+	bool packet;	/* a packet is pending */
+	bool asked;	/* the whole budget can be used, not only half of it */
+	bool exhausted; /* less than MIN_SLICE of the budget was left at the release: it was put off */
 };
 
-/* Begins another period if the last one has ended. What was used beyond the budget is taken off later ones.
- */
-static __always_inline void renew(const struct vm_settings *vm, struct vm_state *s, u64 now)
+/* A new slot is charged with a part of a debt: with as much of the budget as there is for each slot, so many
+ * of which have passed. */
+static __always_inline void pay(s64 *debt, s64 *slot, u64 budget, u64 passed)
 {
-	u64 end = s->period_end, periods;
-	s64 used, unasked, budget;
+	s64 paid = budget * least(passed, 16 * SLOTS_PER_PERIOD) / SLOTS_PER_PERIOD, owed = *debt;
 
-	if (is_before(now, end))
+	if (owed <= 0)
 		return;
-	periods = (now - end) / vm->period + 1;
-	/* the one that changes it begins the period */
-	if (__sync_val_compare_and_swap(&s->period_end, end, end + periods * vm->period) != end)
-		return;
-	used = s->used;
-	unasked = s->unasked;
-	if (used + (s64)MIN_SLICE > (s64)vm->budget)
-		__sync_fetch_and_add(&s->exhausted, 1);
-	/* of all periods that have ended */
-	budget = least(periods, MAX_PERIODS) * vm->budget;
-	__sync_fetch_and_sub(&s->used, used > budget ? budget : used);
-	__sync_fetch_and_sub(&s->unasked, unasked > budget / 2 ? budget / 2 : unasked);
+	paid = paid < owed ? paid : owed;
+	__sync_fetch_and_sub(debt, paid);
+	__sync_fetch_and_add(slot, least(paid, budget));
 }
 
-/*
- * The deadline of the first pending packet that is not late; of the period if there is none: packets that are
- * late must not keep other VMs from their deadlines, nor fresh packets from theirs. Each call leaves one late
- * packet behind.
- */
-static __always_inline u64 first_deadline(const struct vm_settings *vm, struct vm_state *s, u64 done,
-					  u64 arrived, u64 now)
+/* The slots up to this one. Those that begin are empty; the one after them, too: it is the oldest one, which
+ * is of no use any more, and nobody charges it before it begins. */
+static __always_inline u64 latest_slot(const struct vm_settings *vm, struct vm_state *s, u64 latest)
 {
-	u64 late = s->late, first = is_before(late, done) ? done : late, deadline;
+	u64 slot = s->slot;
+	s64 passed = latest - slot;
+	int i;
+
+	/* another CPU's clock may be a little ahead */
+	if (passed <= 0 && passed > -SLOTS_PER_PERIOD)
+		return slot;
+	/* all of them if the period is another one now */
+	bpf_for(i, 0, SLOTS)
+	{
+		/* or another CPU does it */
+		if ((passed > 0 && i >= passed) || s->slot != slot)
+			break;
+		s->used[(latest + 1 - i) % SLOTS] = 0;
+		s->unasked[(latest + 1 - i) % SLOTS] = 0;
+	}
+	if (__sync_val_compare_and_swap(&s->slot, slot, latest) == slot && passed > 0) {
+		pay(&s->debt, &s->used[latest % SLOTS], vm->budget, passed);
+		pay(&s->unasked_debt, &s->unasked[latest % SLOTS], vm->budget / 2, passed);
+	}
+	return latest;
+}
+
+/* The arrival of the first pending packet that is not late; 0 if there is none: packets that are late must
+ * not keep other VMs from their deadlines, nor fresh packets from theirs. Each call leaves one late packet
+ * behind. */
+static __always_inline u64 first_arrival(const struct vm_settings *vm, struct vm_state *s, u64 done,
+					 u64 arrived, u64 now)
+{
+	u64 late = s->late, first = is_before(late, done) ? done : late, arrival;
 
 	if (first == arrived)
-		return s->period_end;
-	deadline = s->arrivals[first % PENDING_MAX] + vm->deadline;
-	if (is_before(now, deadline))
-		return deadline;
+		return 0;
+	arrival = s->arrivals[first % PENDING_MAX];
+	if (is_before(now, arrival + vm->deadline))
+		return arrival;
 	__sync_val_compare_and_swap(&s->late, late, first + 1);
-	return s->period_end;
+	return 0;
 }
 
-/* Not static: the verifier looks at it once for each program, not once for each call. */
-__noinline int find_place(u32 vm_index, u64 now, struct place *place)
+/* A thread begins to run whose VM had used its budget up: counted once in each period. */
+static __always_inline void count_used_up(u32 vm_index, u64 now)
 {
 	const struct vm_settings *vm = bpf_map_lookup_elem(&vms, &vm_index);
 	struct vm_state *s = bpf_map_lookup_elem(&states, &vm_index);
-	u64 done, arrived, oldest;
-	s64 left, unasked;
+	u64 before;
+
+	if (!vm || !s)
+		return;
+	before = s->used_up;
+	if (now - before >= vm->period && __sync_val_compare_and_swap(&s->used_up, before, now) == before)
+		__sync_fetch_and_add(&s->exhausted, 1);
+}
+
+/* What is left of the budget for what was released in a slot. */
+struct left {
+	s64 all;
+	s64 unasked; /* of this, without a packet */
+};
+
+/* The periods that contain the slot begin with it, or up to SLOTS_PER_PERIOD - 1 before; in none of them more
+ * than the budget is used. Not static: the verifier looks at it once for each program, not once for each
+ * call. */
+__noinline int find_left(u32 vm_index, u64 slot, u64 latest, struct left *left)
+{
+	const struct vm_settings *vm = bpf_map_lookup_elem(&vms, &vm_index);
+	struct vm_state *s = bpf_map_lookup_elem(&states, &vm_index);
+	s64 all = 0, unasked = 0, most_all = 0, most_unasked = 0;
+	u64 end = slot - (SLOTS_PER_PERIOD - 1);
+	int i;
+
+	if (!left)
+		return 0;
+	left->all = left->unasked = 0;
+	if (!vm || !s)
+		return 0;
+	bpf_for(i, 0, 2 * SLOTS_PER_PERIOD - 1)
+	{
+		if (is_before(latest, end))
+			break;
+		all += s->used[end % SLOTS];
+		unasked += s->unasked[end % SLOTS];
+		if (i >= SLOTS_PER_PERIOD) {
+			all -= s->used[(end - SLOTS_PER_PERIOD) % SLOTS];
+			unasked -= s->unasked[(end - SLOTS_PER_PERIOD) % SLOTS];
+		}
+		most_all = all > most_all ? all : most_all;
+		most_unasked = unasked > most_unasked ? unasked : most_unasked;
+		end++;
+	}
+	left->all = (s64)vm->budget - most_all;
+	left->unasked = (s64)vm->budget / 2 - most_unasked;
+	return 0;
+}
+
+/* How much of this a thread can use; 0 if it is too little. */
+static __always_inline u64 usable(const struct left *left, bool asked)
+{
+	s64 most = !asked && left->unasked < left->all ? left->unasked : left->all;
+
+	return most < (s64)MIN_SLICE ? 0 : most;
+}
+
+/* Places what was released then: from when on it has so much of the budget. */
+static __always_inline void place_released(u32 vm_index, const struct vm_settings *vm, struct vm_state *s,
+					   u64 released, u64 now, struct place *place)
+{
+	u64 width = vm->period / SLOTS_PER_PERIOD, latest, slot, most;
+	struct left left;
+	int i;
+
+	if (!width)
+		return;
+	latest = latest_slot(vm, s, now / width);
+	slot = released / width;
+	/* a deadline is no longer than a period: what was released earlier is late already */
+	if (is_before(slot, latest - 2 * SLOTS_PER_PERIOD)) {
+		slot = latest - 2 * SLOTS_PER_PERIOD;
+		released = slot * width;
+	} else if (is_before(latest, slot)) {
+		slot = latest;
+	}
+	find_left(vm_index, slot, latest, &left);
+	place->exhausted = left.all < (s64)MIN_SLICE;
+	most = usable(&left, place->asked);
+	if (!most) {
+		/* It is put off to the first slot of which enough is left. If that is none of the last ones,
+		 * it has to wait. */
+		find_left(vm_index, latest, latest, &left);
+		if (!usable(&left, place->asked))
+			return;
+		bpf_for(i, 0, 2 * SLOTS_PER_PERIOD)
+		{
+			slot++;
+			find_left(vm_index, slot, latest, &left);
+			most = usable(&left, place->asked);
+			if (most || slot == latest)
+				break;
+		}
+		if (!most)
+			return;
+		released = slot * width;
+	}
+	place->deadline = released + vm->deadline;
+	place->left = most;
+	place->slot = slot;
+}
+
+/* Of a thread with this enum thread_role that woke up at `woke`. Not static: see find_left. */
+__noinline int find_place(u32 vm_index, u32 role, u64 woke, u64 now, struct place *place)
+{
+	const struct vm_settings *vm = bpf_map_lookup_elem(&vms, &vm_index);
+	struct vm_state *s = bpf_map_lookup_elem(&states, &vm_index);
+	u64 done, arrived, arrival = 0, released, answered;
 
 	if (!place)
 		return 0;
 	place->deadline = NO_DEADLINE;
-	place->left = 0;
-	place->packet = false;
-	if (!vm || !s || !vm->budget)
-		return 0;
-	renew(vm, s, now);
-	left = (s64)vm->budget - s->used;
-	if (left < (s64)MIN_SLICE)
+	place->left = place->slot = 0;
+	place->packet = place->exhausted = false;
+	place->asked = false;
+	if (!vm || !s || !vm->budget || !vm->deadline)
 		return 0;
 	done = s->done;
 	arrived = s->arrived;
 	if (done != arrived) {
-		oldest = s->arrivals[done % PENDING_MAX];
-		if (is_before(now, oldest + vm->deadline * EXPIRES)) {
-			place->deadline = first_deadline(vm, s, done, arrived, now);
-			place->left = left;
-			place->packet = true;
-			return 0;
+		arrival = s->arrivals[done % PENDING_MAX];
+		if (is_before(now, arrival + vm->deadline * EXPIRES)) {
+			place->packet = place->asked = true;
+			arrival = first_arrival(vm, s, done, arrived, now);
+			/* what came while the VM slept was released when it woke up */
+			if (arrival && is_before(arrival, s->woke_at))
+				arrival = s->woke_at;
+		} else {
+			/* the next one is looked at the next time */
+			arrival = 0;
+			place->packet = place->asked = done + 1 != arrived;
+			if (__sync_val_compare_and_swap(&s->done, done, done + 1) == done)
+				__sync_fetch_and_add(&s->expired, 1);
 		}
-		/* the next one is looked at the next time */
-		if (__sync_val_compare_and_swap(&s->done, done, done + 1) == done)
-			__sync_fetch_and_add(&s->expired, 1);
 	}
-	unasked = (s64)vm->budget / 2 - s->unasked;
-	if (unasked >= (s64)MIN_SLICE) {
-		place->deadline = s->period_end;
-		place->left = least(unasked, left);
+	/* a worker wakes up for packets, of either direction */
+	if (role == VHOST_WORKER)
+		place->asked = true;
+	released = is_before(now, woke) ? now : now - (now - woke) % vm->deadline;
+	if (arrival) {
+		/* frames of the guest must not wait for packets that came later */
+		if (role != VHOST_WORKER || is_before(arrival, released))
+			released = arrival;
+	} else if (role != VHOST_WORKER && done) {
+		/* an answer must not give the vCPU an earlier deadline than the packet did */
+		answered = s->arrivals[(done - 1) % PENDING_MAX];
+		if (is_before(released, answered) && !is_before(now, answered))
+			released = answered;
 	}
+	place_released(vm_index, vm, s, released, now, place);
 	return 0;
 }
 
-static __always_inline struct place place_of(u32 vm_index, u64 now)
+static __always_inline struct place place_of(const struct thread *thread, u64 now)
 {
 	struct place place = {.deadline = NO_DEADLINE};
 
-	find_place(vm_index, now, &place);
+	find_place(thread->vm, thread->role, thread->woke_at, now, &place);
 	return place;
 }
 
@@ -146,28 +296,37 @@ static __always_inline u64 grant(u32 vm_index, struct task *t, const struct plac
 		return MIN_SLICE;
 	granted = least(granted, most);
 	t->granted = granted;
-	t->granted_in = s->period_end;
-	__sync_fetch_and_add(&s->used, granted);
-	if (!place->packet)
-		__sync_fetch_and_add(&s->unasked, granted);
+	t->granted_in = place->slot;
+	__sync_fetch_and_add(&s->used[place->slot % SLOTS], granted);
+	if (!place->asked)
+		__sync_fetch_and_add(&s->unasked[place->slot % SLOTS], granted);
 	return granted;
 }
 
-/* A thread that went before others has run for so long. */
+/* A thread that went before others has run for so long. What it took longer than granted is charged to later
+ * slots: it is not forgotten with the slot that it was granted in. */
 static __always_inline void use(struct vm_state *s, struct task *t, u64 ran)
 {
-	/* what was granted in an earlier period is forgotten */
-	u64 back = t->granted_in == s->period_end ? t->granted : 0;
+	/* what was granted long ago is forgotten */
+	bool known = (s64)(s->slot - t->granted_in) < SLOTS - 1;
+	u64 back = t->granted > ran ? t->granted - ran : 0, over = ran > t->granted ? ran - t->granted : 0;
 
 	if (t->granted) {
 		__sync_fetch_and_add(&s->turns, 1);
-		if (ran > t->granted + OVERRUN)
+		if (over > OVERRUN)
 			__sync_fetch_and_add(&s->overruns, 1);
 	}
 	t->granted = 0;
-	__sync_fetch_and_add(&s->used, ran - back);
-	if (!t->packet)
-		__sync_fetch_and_add(&s->unasked, ran - back);
+	if (known && back) {
+		__sync_fetch_and_sub(&s->used[t->granted_in % SLOTS], back);
+		if (!t->asked)
+			__sync_fetch_and_sub(&s->unasked[t->granted_in % SLOTS], back);
+	}
+	if (over) {
+		__sync_fetch_and_add(&s->debt, over);
+		if (!t->asked)
+			__sync_fetch_and_add(&s->unasked_debt, over);
+	}
 	__sync_fetch_and_add(&s->edf_time, ran);
 }
 

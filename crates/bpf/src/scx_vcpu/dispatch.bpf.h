@@ -69,7 +69,7 @@ static __always_inline void consider_thread(struct choice *best, struct cpu_stat
 
 	if (!thread)
 		return;
-	place = place_of(thread->vm, now);
+	place = place_of(thread, now);
 	if (enough && place.deadline != NO_DEADLINE)
 		consider(best, NO_DEADLINE, 0, c->vnow + SLICE, THREAD_QUEUES + slot, slot + 1, is_prev);
 	else
@@ -109,7 +109,7 @@ __noinline int consider_threads(struct choice *best, s32 cpu, u32 flags, u64 now
 			if (!thread || !p || !bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
 				continue;
 			if (thread->cpu != cpu && !(flags & OF_OTHERS) &&
-			    place_of(thread->vm, now).deadline == NO_DEADLINE)
+			    place_of(thread, now).deadline == NO_DEADLINE)
 				continue;
 			consider_thread(best, c, slot, flags & ENOUGH, now, false);
 		}
@@ -166,13 +166,15 @@ static __always_inline u64 begin(struct task_struct *p, struct task *t, u32 cpu,
 	c->started = now;
 	c->slot = t->slot;
 	c->weight = t->slot ? 0 : weight_of(p);
-	t->before_others = t->packet = t->claimed = 0;
+	t->before_others = t->asked = t->claimed = 0;
 	enough = is_enough(cpu, c);
 	if (thread) {
-		place = place_of(thread->vm, now);
+		place = place_of(thread, now);
+		if (place.exhausted)
+			count_used_up(thread->vm, now);
 		if (place.deadline != NO_DEADLINE && !enough) {
 			t->before_others = 1;
-			t->packet = place.packet;
+			t->asked = place.asked;
 			most = (MAX_OWED - c->owed) * EDF_PER_OTHERS;
 			most = grant(thread->vm, t, &place, least(most, EDF_SLICE));
 			end_turn_at(cpu, c, now + most, now);
@@ -182,11 +184,11 @@ static __always_inline u64 begin(struct task_struct *p, struct task *t, u32 cpu,
 	if (is_before(c->vnow, c->vtime))
 		c->vnow = c->vtime;
 	c->until = 0;
-	if (!c->others_turn || c->owed >= slice_of(cpu))
+	if (!c->others_turn)
 		return slice_of(cpu);
 	/* until threads go before others again */
 	end_turn_at(cpu, c, now + c->owed, now);
-	return c->owed;
+	return least(c->owed, slice_of(cpu));
 }
 
 /* What threads that go before others leave of a CPU is measured anew. */
@@ -348,12 +350,14 @@ void BPF_PROG(stopping, struct task_struct *p, bool runnable)
 {
 	struct cpu_state *c = cpu_at(scx_bpf_task_cpu(p));
 	struct task *t = task_of(p);
-	u64 now = bpf_ktime_get_ns();
+	u64 now = bpf_ktime_get_ns(), granted;
 	struct thread *thread;
-	struct place place;
+	s64 back;
 
 	if (!t || !c)
 		return;
+	granted = t->before_others ? t->granted : 0;
+	back = granted - (now - c->started);
 	charge(p, t, c, now);
 	c->slot = c->weight = c->until = 0;
 	/* One that is preempted by a thread of SCHED_FIFO is queued: with a slice left it would go on before
@@ -361,12 +365,13 @@ void BPF_PROG(stopping, struct task_struct *p, bool runnable)
 	if (runnable)
 		scx_bpf_task_set_slice(p, 0);
 	thread = t->slot ? thread_at(t->slot - 1) : NULL;
-	if (!thread || thread->role != VHOST_WORKER)
+	if (!thread)
 		return;
-	/* a packet may have come while the worker was awake */
-	place = place_of(thread->vm, now);
-	if (place.packet)
-		tell_threads(thread->vm, t->slot - 1, place.deadline, now);
+	/* What it gives back may be what others of its VM wait for; and a packet may have come while the
+	 * worker was awake. */
+	if ((granted && back >= (s64)MIN_SLICE) ||
+	    (thread->role == VHOST_WORKER && place_of(thread, now).packet))
+		tell_threads(thread->vm, t->slot - 1, now);
 }
 
 #endif

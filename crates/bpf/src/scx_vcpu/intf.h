@@ -11,7 +11,19 @@ enum vcpu_limits {
 	MAX_VMS = 64,	   /* real-time VMs */
 	MAX_THREADS = 256, /* vCPUs and vhost workers of these */
 	PENDING_MAX = 64,  /* packets of a VM whose arrivals are kept */
-	LATENCIES = 32,	   /* of a histogram; number n: from 2^n ns on */
+	SLOTS =
+	    64, /* of which a VM's use of its budget is kept: releases of two periods, and the one before */
+	LATENCIES = 32, /* of a histogram; number n: from 2^n ns on */
+};
+
+/* What guarantees are calculated with, too (crates/control); times in ns. */
+enum vcpu_figures {
+	SLOTS_PER_PERIOD = 16,
+	MIN_SLICE = 50000, /* shorter ones cost more than they divide */
+	/* Threads go before others for at most EDF_PER_OTHERS times as long as others run, and for no longer
+	 * at a time than corresponds to MAX_OWED. */
+	MAX_OWED = 5000000,
+	EDF_PER_OTHERS = 9,
 };
 
 /* What a thread of a real-time VM does. Of two with one deadline the lower goes first. */
@@ -22,9 +34,10 @@ enum thread_role {
 
 /* Written by processes. */
 struct vm_settings {
-	u64 deadline; /* from a packet's arrival at a tap of the VM */
+	u64 deadline; /* from a packet's arrival at a tap of the VM, or a thread's wake-up */
 	u64 period;   /* of the budget */
-	u64 budget;   /* CPU time in each period for which the VM goes before others; 0: the VM is not used */
+	u64 budget; /* CPU time in each period for which the VM goes before others (a policy's `runtime`); 0:
+		       the VM is not used */
 };
 
 struct vm_state {
@@ -32,10 +45,16 @@ struct vm_state {
 	u64 arrived;		   /* packets that are or were pending */
 	u64 done;		   /* of these, those that are no longer pending */
 	u64 late;		   /* of these, those up to the last one that was found to be late */
-	u64 period_end;
-	s64 used;    /* of the budget, in this period, with what running threads were granted */
-	s64 unasked; /* of this, without a pending packet */
-	u64 awake;   /* its threads that do not sleep */
+	u64 slot;		   /* the latest one, by number */
+	/* of the budget, by the slot of the release (deadline.bpf.h), with what running threads were granted
+	 */
+	s64 used[SLOTS];
+	s64 unasked[SLOTS]; /* of this, without a packet */
+	s64 debt;	  /* what turns took longer than granted, and later slots have not been charged yet */
+	s64 unasked_debt; /* of this, without a packet */
+	u64 used_up;	  /* when it last was found to be, for the first time in a period */
+	u64 awake;	  /* its threads that do not sleep */
+	u64 woke_at;	  /* when the first of these woke up */
 	/* since the scheduler was loaded: */
 	u64 packets;
 	u64 edf_time;  /* CPU time before others */
@@ -47,7 +66,8 @@ struct vm_state {
 };
 
 struct thread {
-	u64 vtime;	 /* in the fair queue of its CPU */
+	u64 vtime; /* in the fair queue of its CPU */
+	u64 woke_at;
 	u64 runnable_at; /* when it became runnable; 0: it is not or runs */
 	u32 pid;	 /* thread id; 0: the slot is free */
 	u32 vm;

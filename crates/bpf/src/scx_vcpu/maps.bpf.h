@@ -8,17 +8,11 @@
 #define SLICES 8		    /* so many threads queued on a CPU get it; of more, each a shorter one */
 #define SHORT_SLICE 500000ULL	    /* but at least this one */
 #define EDF_SLICE 10000000ULL	    /* at most; less if less of the budget is left */
-#define MIN_SLICE 50000ULL	    /* shorter ones cost more than they divide */
 #define MIN_GRANT 1000000ULL	    /* of the budget; of more than twice that, half */
 #define OVERRUN 500000ULL	    /* a turn that ends so late counts as late */
-#define MAX_PERIODS 1000000ULL	    /* that are counted: more are as good */
 #define WAKE_GRANULARITY 1000000ULL /* a thread that wakes preempts one that is so far ahead of it */
 #define MAX_WAIT 2000000000ULL	    /* a thread that waits for longer for those of its CPU goes before them */
 #define LOOK_INTERVAL 500000000ULL  /* between two looks at who does */
-/* Threads go before others for at most EDF_PER_OTHERS times as long as others run, and for no longer at a
- * time than corresponds to MAX_OWED. */
-#define MAX_OWED 5000000ULL
-#define EDF_PER_OTHERS 9
 #define BALANCE_INTERVAL 20000000ULL
 #define KEPT_INTERVAL 1000000000ULL /* threads that are bound to a CPU are looked at so seldom */
 #define JUST_ARRIVED 200000ULL /* a packet may have been queued for a worker without its being woken yet */
@@ -43,6 +37,7 @@ const volatile struct settings_of_host {
 /* Names the types in the object's BTF so that the Rust half can be generated. */
 struct {
 	enum vcpu_limits vcpu_limits;
+	enum vcpu_figures vcpu_figures;
 	enum thread_role thread_role;
 	struct assignment assignment;
 } layouts SEC(".data.layouts");
@@ -97,13 +92,13 @@ struct task {
 	u32 cpu;  /* whose virtual time its vtime is of, and whose load it is part of while it is runnable */
 	u32 load; /* what it is part of that load with; 0: it is not */
 	u8 before_others; /* since it runs; it is charged for that */
-	u8 packet;	  /* and because a packet is pending */
+	u8 asked;	  /* and may use the whole budget */
 	u8 fresh;	  /* it was never queued and never ran */
 	u8 claimed;	  /* `select_cpu` has found an idle CPU for it */
 	u32 dead;	  /* it gets no slot any more */
 	u64 queued_at;	  /* in a fair queue */
 	u64 granted;	  /* of the budget, since it runs */
-	u64 granted_in;	  /* the end of that period */
+	u64 granted_in;	  /* the slot that this is charged to */
 };
 
 struct {

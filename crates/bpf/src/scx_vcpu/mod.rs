@@ -36,6 +36,20 @@ pub const MAX_VMS: u32 = types::vcpu_limits::MAX_VMS.0;
 /// Most threads of these together: vCPUs and vhost workers.
 pub const MAX_THREADS: u32 = types::vcpu_limits::MAX_THREADS.0;
 
+/// Figures that guarantees are calculated with; times in ns.
+pub struct Figures;
+
+impl Figures {
+    /// Slots per period. At least one less lies between two full budgets.
+    pub const SLOTS_PER_PERIOD: u64 = types::vcpu_figures::SLOTS_PER_PERIOD.0 as u64;
+    /// The longest turn of threads that go by weight, while others would go before them.
+    pub const MAX_OWED: u64 = types::vcpu_figures::MAX_OWED.0 as u64;
+    /// Threads go before others for at most so many times as long as others run.
+    pub const EDF_PER_OTHERS: u64 = types::vcpu_figures::EDF_PER_OTHERS.0 as u64;
+    /// Less of a budget is not used.
+    pub const MIN_SLICE: u64 = types::vcpu_figures::MIN_SLICE.0 as u64;
+}
+
 /// The scheduler while it schedules.
 pub struct VcpuScheduler {
     object: Object,
@@ -50,12 +64,12 @@ pub struct VcpuScheduler {
 /// What a real-time VM is promised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VmSettings {
-    /// From a packet's arrival at a tap of the VM to the deadline of the threads that handle it.
+    /// From a packet's arrival at a tap of the VM to the deadline of the threads that handle it; without a packet, from a thread's
+    /// wake-up. At most the period.
     pub deadline: Duration,
     /// Of the budget.
     pub period: Duration,
-    /// CPU time in each period for which the VM's threads go before those of others, at most the period times the number of its
-    /// threads.
+    /// CPU time in each period for which the VM's threads go before those of others.
     pub budget: Duration,
 }
 
@@ -92,7 +106,7 @@ pub struct VmStats {
     pub before_others: Duration,
     /// CPU time by weight.
     pub by_weight: Duration,
-    /// Periods in which it used its budget up.
+    /// Times, at least a period apart, that a thread of it began to run and less than 50 µs of its budget were left.
     pub exhausted: u64,
     /// Turns of its threads before others.
     pub turns: u64,

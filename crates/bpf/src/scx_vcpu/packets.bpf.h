@@ -19,12 +19,12 @@ SEC("tp_btf/net_dev_start_xmit")
 int BPF_PROG(on_start_xmit, struct sk_buff *skb, struct net_device *dev)
 {
 	u32 *vm = vm_of(dev);
-
 	u64 now = bpf_ktime_get_ns();
 
+	if (!vm || !arrive(*vm, now))
+		return 0;
 	/* Threads that wait by weight go before others from now on. */
-	if (vm && arrive(*vm, now))
-		tell_threads(*vm, NO_SLOT, place_of(*vm, now).deadline, now);
+	tell_threads(*vm, NO_SLOT, now);
 	return 0;
 }
 

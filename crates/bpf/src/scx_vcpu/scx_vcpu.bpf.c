@@ -9,17 +9,18 @@
  *                                                   ├──► dispatch: 1. earliest deadline, within the budget
  *   any other thread ──► fair queue of its CPU ─────┘              2. least virtual time
  *
- * Deadlines. A VM for which a packet is pending has the deadline of the oldest one. Without one it has the
- * end of its period, so that a VM that sends is not kept waiting. Nothing is moved between queues when a
- * deadline changes: each thread of a real-time VM has a queue of its own, and `dispatch` compares.
+ * Deadlines (deadline.bpf.h). A VM for which a packet is pending has the deadline of the oldest one. Without
+ * one, each of its threads has that of its wake-up, so that a VM that sends is not kept waiting. Nothing is
+ * moved between queues when a deadline changes: each thread of a real-time VM has a queue of its own, and
+ * `dispatch` compares.
  *
- * Budget. In each period a VM goes before others for at most its budget, half of it without a pending packet:
- * so a guest that never sleeps has half of it left when a packet comes. A thread that begins to run takes a
- * part of what is left and gives back what it does not use, so that vCPUs that run at once do not use more. A
- * timer ends what the kernel's ticks would end too late. Beyond its budget a VM's threads have the share of
- * ordinary threads. A late packet has the deadline of the next one that is not, or of the period, and after
- * EXPIRES deadlines none. On each CPU, threads that go before others get at most 9/10 of the time and 45 ms
- * at a time, if others wait.
+ * Budget. For what is released within a period (deadline.bpf.h) a VM goes before others for at most its
+ * budget, its vCPUs half of it without a pending packet: so a guest that never sleeps has half of it left
+ * when a packet comes. A thread that begins to run takes a part of what is left and gives back what it does
+ * not use, so that vCPUs that run at once do not use more. A timer ends what the kernel's ticks would end too
+ * late. Beyond its budget a VM's threads have the share of ordinary threads. A late packet has no deadline of
+ * its own, and after EXPIRES deadlines it no longer counts. On each CPU, threads that go before others get at
+ * most 9/10 of the time and 45 ms at a time, if others wait.
  *
  * The fair queues. Each CPU has one, in the order of virtual time: CPU time divided by weight. A thread that
  * slept gets no credit beyond one slice. An idle CPU takes threads of others; every BALANCE_INTERVAL a CPU
@@ -51,10 +52,13 @@ static __always_inline void wake(struct thread *thread, bool awake)
 	s = bpf_map_lookup_elem(&states, &vm);
 	if (!s || __sync_val_compare_and_swap(&thread->awake, !awake, awake) == awake)
 		return;
-	if (awake)
-		__sync_fetch_and_add(&s->awake, 1);
-	else if (__sync_fetch_and_add(&s->awake, -1) == 1)
+	if (awake) {
+		thread->woke_at = bpf_ktime_get_ns();
+		if (!__sync_fetch_and_add(&s->awake, 1))
+			s->woke_at = thread->woke_at;
+	} else if (__sync_fetch_and_add(&s->awake, -1) == 1) {
 		all_done(s, bpf_ktime_get_ns());
+	}
 }
 
 SEC("struct_ops/runnable")

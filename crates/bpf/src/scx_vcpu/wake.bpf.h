@@ -24,7 +24,7 @@ static __always_inline bool waits_for(struct cpu_state *c, u64 deadline, u32 rol
 	running = thread_at(slot - 1);
 	if (!running)
 		return false;
-	place = place_of(running->vm, now);
+	place = place_of(running, now);
 	if (place.deadline == NO_DEADLINE)
 		return false;
 	return place.deadline == deadline ? running->role <= role : is_before(place.deadline, deadline);
@@ -87,9 +87,9 @@ static __always_inline bool tell(u32 cpu, u64 deadline, u32 role, u64 now)
 
 #define NO_SLOT MAX_THREADS
 
-/* CPUs for which threads of the VM wait are told, as it has a deadline now. But for one thread's, by its
- * slot. */
-static __always_inline void tell_threads(u32 vm, u32 but, u64 deadline, u64 now)
+/* CPUs for which threads of the VM wait are told, as these may go before others now. But for one thread's, by
+ * its slot. Not static: see find_place. */
+__noinline int tell_threads(u32 vm, u32 but, u64 now)
 {
 	struct thread *thread;
 	int word, i;
@@ -106,9 +106,10 @@ static __always_inline void tell_threads(u32 vm, u32 but, u64 deadline, u64 now)
 			slot = word * 64 + take_bit(&bits);
 			thread = slot == but ? NULL : thread_at(slot);
 			if (thread && thread->vm == vm && scx_bpf_dsq_nr_queued(THREAD_QUEUES + slot) > 0)
-				tell(thread->cpu, deadline, thread->role, now);
+				tell(thread->cpu, place_of(thread, now).deadline, thread->role, now);
 		}
 	}
+	return 0;
 }
 
 /* A CPU is told that a thread is in a queue. Returns whether one can take it at once. `flags`: of `enqueue`.
@@ -149,7 +150,7 @@ static __always_inline void enqueue_thread(struct task_struct *p, struct task *t
 	if (!thread || !c)
 		return;
 	mark(slot);
-	place = place_of(thread->vm, now);
+	place = place_of(thread, now);
 	thread->vtime = belong(p, t, cpu, thread->vtime);
 	thread->cpu = cpu;
 	/* `running` gives it its slice */
@@ -162,7 +163,7 @@ static __always_inline void enqueue_thread(struct task_struct *p, struct task *t
 			tell(elsewhere, place.deadline, thread->role, now);
 	}
 	if (thread->role == VHOST_WORKER && place.packet)
-		tell_threads(thread->vm, slot, place.deadline, now);
+		tell_threads(thread->vm, slot, now);
 }
 
 SEC("struct_ops/enqueue")

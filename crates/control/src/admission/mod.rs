@@ -1,11 +1,13 @@
 //! Admission control: whether a link can keep the deadlines of a set of channels, the delay that each channel is
-//! guaranteed and, if the set does not fit, at which instant, by how much, and what would make it fit.
+//! guaranteed and, if the set does not fit, at which instant, by how much, and what would make it fit; and the same question for a
+//! CPU and the VMs whose threads go by deadlines ([`cpu`]).
 //!
 //! | module | holds |
 //! | --- | --- |
 //! | `types` | link, channel, admission, refusal |
 //! | `demand` | the test: the demand of the channels compared with what the link can send |
 //! | `bound` | the delay that each channel is guaranteed |
+//! | [`cpu`] | the test for a CPU; all else here is about links |
 //! | [`curve`] | the service curve of a channel for HFSC |
 //! | `fixes` | the smallest single changes that make a refused set fit |
 //! | [`hfsc`] | the test for links whose deadlines HFSC keeps, which admits less |
@@ -57,6 +59,7 @@
 //! All arithmetic is exact, in units of 1/10⁹ bit: rate × ns. The cost is that of sorting the channels.
 
 mod bound;
+pub mod cpu;
 pub mod curve;
 mod demand;
 mod fixes;

@@ -98,6 +98,7 @@ fn made(
         draft.problems.dedup();
         return Err(draft.problems);
     }
+    packets::from_kick(policy, host, &mut draft);
     let plan = steps::steps_to_take(&draft.wants, draft.warnings, host);
     let reasons: BTreeSet<&str> = plan.steps.iter().map(|step| step.reason.as_str()).collect();
     let asking = draft.wants.iter().filter(|want| reasons.contains(want.reason.as_str()));

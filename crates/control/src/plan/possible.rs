@@ -106,8 +106,8 @@ fn of_link(link: &LinkPolicy) -> impl Iterator<Item = &SourceLocation> {
 }
 
 fn of_channel(channel: &ChannelPolicy) -> impl Iterator<Item = &SourceLocation> {
-    let ChannelPolicy { name, link, from, to, proto, deadline, min_rate, burst } = channel;
-    let keys = [place(link), place(from), place(to), place(proto), place(burst)];
+    let ChannelPolicy { name, link, from, to, proto, deadline, min_rate, burst, vm } = channel;
+    let keys = [place(link), place(from), place(to), place(proto), place(burst), place(vm)];
     keys.into_iter().flatten().chain([&name.location, &deadline.location, &min_rate.location])
 }
 

@@ -105,6 +105,7 @@ pub fn channel(name: &str, line: usize, port: u16, deadline: u64, rate: u64) -> 
         deadline: at(deadline, line + 1),
         min_rate: at(rate, line + 2),
         burst: None,
+        vm: None,
     }
 }
 

@@ -85,6 +85,10 @@ fn the_words_and_bounds_of_the_table_are_accepted_and_no_more() {
                     vec!["\"root\"".into(), "\"root, 64055,libvirt-qemu\"".into()],
                     vec!["\"\"".into(), "\"root,\"".into(), "\"a b\"".into(), "[\"root\"]".into()],
                 ),
+                ValueKind::Vm => (
+                    vec!["\"sip 1\"".into(), "\"pid:12\"".into()],
+                    vec!["\" \"".into(), "\"pid:0\"".into(), "\"a\\u0007\"".into(), "3".into()],
+                ),
                 ValueKind::Device => (
                     vec!["\"123456789012345\"".into(), "\"eth0.5\"".into()],
                     vec!["\"1234567890123456\"".into(), "\"a b\"".into(), "\"\"".into(), "\"..\"".into()],
@@ -159,6 +163,7 @@ fn documented(section: &Section) -> String {
             }
             ValueKind::Endpoint => "address or prefix".to_owned(),
             ValueKind::Device => "device".to_owned(),
+            ValueKind::Vm => "name".to_owned(),
             ValueKind::Users => "users".to_owned(),
         };
         let default = if key.required { "required" } else { key.default };

@@ -185,6 +185,7 @@ prop_compose! {
         min_rate in 1u64..=teiji_model::qdisc::MAX_RATE,
         burst in prop::option::of(84u64..=1 << 30),
         link in prop::option::of("[a-z][a-z0-9.]{0,14}"),
+        vm in prop::option::of("[a-z][a-z0-9. ]{0,14}"),
         unit in 0usize..9,
     ) -> Written<ChannelPolicy> {
         let mut lines = vec![
@@ -192,6 +193,7 @@ prop_compose! {
             format!("min_rate = {}", amount(&units::RATE, min_rate, unit)),
         ];
         line(&mut lines, "link", &link, |name| format!("\"{name}\""));
+        line(&mut lines, "vm", &vm, |name| format!("\"{name}\""));
         line(&mut lines, "from", &from, written);
         line(&mut lines, "to", &to, written);
         line(&mut lines, "proto", &proto, |proto| if *proto == 6 { "\"tcp\"".into() } else { "\"udp\"".into() });
@@ -205,6 +207,7 @@ prop_compose! {
             deadline: at(deadline),
             min_rate: at(min_rate),
             burst: burst.map(at),
+            vm: vm.map(at),
         };
         Written { lines, means }
     }

@@ -3,7 +3,7 @@
 use crate::table::{Cell, Table};
 use crate::terminal::{Style, Tone, printable, shorten, wrap};
 use crate::units;
-use teiji_model::plan::{ChannelGuarantee, LinkGuarantee};
+use teiji_model::plan::{ChannelGuarantee, HandedOver, LinkGuarantee};
 use teiji_model::policy::PacketClass;
 use teiji_model::qdisc::Scheduler;
 use teiji_model::units::{RATE, SIZE};
@@ -50,12 +50,40 @@ pub fn link(link: &LinkGuarantee, style: &Style) -> String {
     for line in table.lines(style) {
         out += &format!("{line}\n");
     }
+    for channel in &channels {
+        out += &from_kick(channel, style);
+    }
     let hidden = link.channels.len() - channels.len();
     if hidden > 0 {
         let more = format!("and {hidden} more with more room (--json lists all)");
         out += &format!("  {}\n", style.paint(Tone::Faint, &more));
     }
     out
+}
+
+/// How long a channel's packets take from the guest on; empty if that is not known.
+fn from_kick(channel: &ChannelGuarantee, style: &Style) -> String {
+    let Some(from_kick) = &channel.from_kick else { return String::new() };
+    let [name, vm] = [&channel.name, &from_kick.vm].map(|name| shorten(&printable(name), NAME));
+    let (within, burst) = (units::duration(from_kick.within as f64), SIZE.write(from_kick.burst));
+    let text =
+        format!("{name}: on the wire within {within} of the kick of {vm}, which may send {burst} at once");
+    wrap(&style.ascii(&text), 98).iter().map(|line| format!("  {line}\n")).collect()
+}
+
+/// How soon a VM's frames are handed to the host; untrusted text.
+pub fn handed_over(handed_over: &HandedOver) -> String {
+    match handed_over {
+        HandedOver::Within(ns) => {
+            format!(
+                "frames it sends reach the host's network stack within {} of the kick",
+                units::duration(*ns as f64)
+            )
+        }
+        HandedOver::Unknown(why) => {
+            format!("how soon frames it sends reach the host's network stack is not known: {why}")
+        }
+    }
 }
 
 /// What a VM is promised whose threads go by the deadlines of its packets; untrusted text.

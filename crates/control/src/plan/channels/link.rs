@@ -347,6 +347,7 @@ fn guarantee(
         burst: c.burst,
         deadline: c.deadline,
         bound: guarantee.delay,
+        from_kick: None,
     };
     LinkGuarantee {
         link: group.device.name.clone(),
