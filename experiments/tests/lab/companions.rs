@@ -37,10 +37,7 @@ pub fn a_trace_goes_on_without_its_companions() {
     );
     let report: Report = serde_json::from_str(&run("cat /tmp/alone.json")).unwrap();
     let counts = only(&report).unwrap().requests;
-    assert!(
-        counts.complete > 0 && counts.complete <= called.answered().end().to_owned(),
-        "{counts:?} {called:?}"
-    );
+    assert!(counts.complete > 0 && counts.complete <= *called.answered().end(), "{counts:?} {called:?}");
     let left = run("cd /tmp; ls alone.*; rm -f alone.*");
     let left: Vec<&str> = left.lines().collect();
     assert!(left.len() == 2 && left[0] == "alone.json" && left[1].ends_with(".partial"), "{left:?}");
