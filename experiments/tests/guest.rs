@@ -502,6 +502,7 @@ fn no_start_of_a_thread_is_made_up() {
 }
 
 fn pings_are_answered_by_the_guests_kernel() {
+    vm1(); // It has to be there when the trace begins.
     let trace = Trace::start(&LAB, "pings", "--vm vm1 --guest --flow icmp", true).unwrap();
     trace.wait_for("reports its part of the path", START).unwrap();
     load::ping(&LAB.host, vm1(), 20.0, 100).unwrap();
