@@ -40,7 +40,9 @@ struct place {
  * of which have passed. */
 static __always_inline void pay(s64 *debt, s64 *slot, u64 budget, u64 passed)
 {
-	s64 paid = budget * least(passed, 16 * SLOTS_PER_PERIOD) / SLOTS_PER_PERIOD, owed = *debt;
+	/* of 16 periods at most; a budget of 13 days is as good as more, and the product does not overflow */
+	u64 slots = least(passed, 16 * SLOTS_PER_PERIOD);
+	s64 paid = least(budget, 1ULL << 50) * slots / SLOTS_PER_PERIOD, owed = *debt;
 
 	if (owed <= 0)
 		return;
