@@ -131,33 +131,19 @@ fn judge(summary: &mut Summary, windows: &[Window], full: bool) {
         if !full {
             continue;
         }
-        summary.claim(
-            ours.ms[2] <= 2.0 * alone.ms[2],
-            &format!(
-                "{what}: 99.9 % within {:.1} ms, twice the time without load is {:.1} ms",
-                ours.ms[2],
-                2.0 * alone.ms[2]
-            ),
-        );
-        if let Some(fifo) = of(situation, Scheduler::Fifo).filter(|fifo| fifo.answered >= 0.99) {
+        let mut at_most = |times: f64, of: &Of, whose: &str| {
+            let (ms, most) = (ours.ms[2], times * of.ms[2]);
             summary.claim(
-                ours.ms[2] <= 1.2 * fifo.ms[2],
-                &format!(
-                    "{what}: 99.9 % within {:.1} ms, 1.2 times SCHED_FIFO's is {:.1} ms",
-                    ours.ms[2],
-                    1.2 * fifo.ms[2]
-                ),
+                ms <= most,
+                &format!("{what}: 99.9 % within {ms:.1} ms, {times} times {whose} is {most:.1} ms"),
             );
+        };
+        at_most(2.0, &alone, "that without load");
+        if let Some(fifo) = of(situation, Scheduler::Fifo).filter(|fifo| fifo.answered >= 0.99) {
+            at_most(1.2, &fifo, "SCHED_FIFO's");
         }
         if let Some(bpfland) = of(situation, Scheduler::Bpfland).filter(|_| situation.load != Load::Loops) {
-            summary.claim(
-                ours.ms[2] <= bpfland.ms[2] / 10.0,
-                &format!(
-                    "{what}: 99.9 % within {:.1} ms, a tenth of scx_bpfland's is {:.1} ms",
-                    ours.ms[2],
-                    bpfland.ms[2] / 10.0
-                ),
-            );
+            at_most(0.1, &bpfland, "scx_bpfland's");
         }
         if let Some(default) = of(situation, Scheduler::Default) {
             summary.claim(
