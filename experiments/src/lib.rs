@@ -12,6 +12,7 @@
 //! | [`plot`] | SVG pictures |
 //! | [`pcap`] | reads captures, and pairs their requests with responses, independently of teiji |
 //! | [`tracing`] | runs `teiji trace` in the lab; reads reports and recordings |
+//! | [`switches`] | who had a CPU while a thread waited for it, by the kernel's own trace points |
 //! | [`verify`] | checks that a lab host's kernel accepts every BPF program |
 //! | [`reporting`] | a guest that reports its part of the path |
 //! | [`load`] | echo servers, SIP servers, callers, busy loops |
@@ -40,6 +41,7 @@ pub mod reporting;
 #[path = "../sip/mod.rs"]
 pub mod sip;
 pub mod summary;
+pub mod switches;
 pub mod tracing;
 #[path = "../vcpu/mod.rs"]
 pub mod vcpu;
