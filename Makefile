@@ -9,9 +9,12 @@ LAB ?= --guests 1
 # Of `make experiment`: which one; KEEP=1 copies the run into experiments/runs/.
 NAME ?= path
 KEEP ?=
-# Of `make soak`: cases of each test, and of each test of the agent, whose cases use files and many simulated kills.
+# Of `make soak`: cases of each test, and of each test of the agent, whose cases use files and many simulated kills; how often
+# scx_vcpu comes and goes in the lab, and how many guests boot under it.
 CASES ?= 20000
 AGENT_CASES ?= 2000
+SCX_CYCLES ?= 1000
+SCX_BOOTS ?= 100
 EXPERIMENTS = path sip agent apply admission edf-delay edf-cost overhead vcpu
 
 # Says what comes; cargo and the programs tell how far they are.
@@ -36,11 +39,12 @@ check: ## format, lint, documentation, unit and property tests: no lab, no root 
 test: deps ## check format and documentation, lint, and run every test, those in the lab too (root, half an hour)
 	@CARGO="$(CARGO)" .ci/test
 
-soak: deps ## property and fuzz tests with 20,000 new cases each (agent: 2,000), a trace of 24 simulated hours (long)
+soak: deps ## property and fuzz tests with 20,000 new cases each (agent: 2,000), a trace of 24 simulated hours, scx_vcpu started 1,000 times (long, root)
 	SOAK_HOURS=24 PROPTEST_CASES=$(CASES) $(CARGO) test --release -p teiji-model -p teiji-policy -p teiji-analysis
 	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p teiji-control -p teiji-guest --lib --bins --test identity --test plan --test suggest
 	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p teiji-bpf --lib -- qdisc_edf::link
 	PROPTEST_CASES=$(AGENT_CASES) $(CARGO) test --release -p teiji-agent --lib --test apply
+	SCX_CYCLES=$(SCX_CYCLES) SCX_BOOTS=$(SCX_BOOTS) $(CARGO) test --workspace --test vcpu -- many_
 
 bench: ## measure the join, the admission test, and observing a host with 1,000 taps (root)
 	$(CARGO) bench -p teiji-analysis -p teiji-control -p teiji-host

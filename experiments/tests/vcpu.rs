@@ -8,7 +8,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends by them")]
 
+#[path = "vcpu/soak.rs"]
+mod soak;
+
 use serde_json::Value;
+use soak::{many_guests_boot, many_times_it_comes_and_goes};
 use std::cell::Cell;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -66,7 +70,8 @@ fn main() -> ExitCode {
         a_chain_of_processes_leaves_the_cpu_to_others,
         threads_that_wake_each_other_leave_the_cpu_to_others,
         unbound_threads_share_all_cpus,
-        a_guest_boots_under_it,
+        many_guests_boot,
+        many_times_it_comes_and_goes,
         a_policy_lets_the_agent_schedule_a_guest,
         without_its_owner_the_kernel_schedules,
         a_cpu_that_comes_or_goes_ends_it,
@@ -104,7 +109,7 @@ impl Scheduler {
     }
 
     /// What it used before others and by weight, CPUs, how many periods a second left nothing of the budget, and what share of its turns
-    /// were too long: the medians of several windows, as an emulated CPU may stand still in one, which is charged to what it runs.
+    /// were too long although the timer that ends them came in time: the medians of several windows, as an emulated CPU may stand still in one, which is charged to what it runs.
     fn used(&self) -> [f64; 4] {
         let window = |_| {
             let (before, began) = (self.stats(), std::time::Instant::now());
@@ -118,7 +123,7 @@ impl Scheduler {
             let [first, fair, exhausted] =
                 [("before_others_ns", 1e9), ("by_weight_ns", 1e9), ("exhausted", 1.0)]
                     .map(|(what, unit)| of(what) / unit / seconds);
-            [first, fair, exhausted, of("overruns") / of("turns").max(1.0)]
+            [first, fair, exhausted, (of("overruns") - of("timer_late")) / of("turns").max(1.0)]
         };
         let windows: Vec<[f64; 4]> = (0..WINDOWS).map(window).collect();
         [0, 1, 2, 3].map(|n| median(&windows.iter().map(|window| window[n]).collect::<Vec<_>>()))
@@ -270,10 +275,11 @@ fn vcpus_that_run_at_once_share_the_budget() {
     assert!(exhausted < 0.25, "{exhausted}");
 }
 
-/// The kernel ends time slices at its ticks, 4 ms apart, and the turns of this budget are 1 ms long.
+/// The kernel ends time slices at its ticks, 4 ms apart, and the turns of this budget are 1 ms long. A timer ends them, which comes late
+/// where the emulated CPU stands still: on a busy machine more than half of the turns were too long. Without it, nearly all are.
 fn a_turn_shorter_than_a_tick_ends_in_time() {
     let (_, overruns) = of_two_busy_vcpus(4_000, 2_000);
-    assert!(overruns < 0.5, "{overruns}");
+    assert!(overruns < 0.2, "{overruns}");
 }
 
 /// In what share of the periods a guest with two busy vCPUs uses its budget up, and what share of its turns end late.
@@ -291,7 +297,7 @@ fn of_two_busy_vcpus(period_us: u32, budget_us: u32) -> (f64, f64) {
     let exhausted = exhausted * f64::from(period_us) / 1e6;
     eprintln!(
         "{first:.3} CPUs before others, {fair:.3} by weight; budget used up in {exhausted:.3} of the periods, {overruns:.3} of the \
-         turns too long"
+         turns too long with the timer in time"
     );
     assert!((half * 0.8..half * 1.2).contains(&first), "{first}");
     assert!(fair > 0.3, "{fair}");
@@ -398,14 +404,6 @@ fn unbound_threads_share_all_cpus() {
     assert!(least > most / 2.5, "{used:?}");
 }
 
-fn a_guest_boots_under_it() {
-    let scheduler = Scheduler::start(PROMISED);
-    let guest = LAB.host.guest(&GuestSpec::named("vm2")).unwrap();
-    assert_eq!(guest.run("echo here").unwrap().ok().unwrap().trim(), "here");
-    guest.kill().unwrap();
-    scheduler.stop();
-}
-
 /// The agent loads the scheduler, shows what the VM has got, and loads it again after it has been killed and after a CPU has come or gone.
 fn a_policy_lets_the_agent_schedule_a_guest() {
     let guest = &VM1.0;
@@ -423,8 +421,15 @@ fn a_policy_lets_the_agent_schedule_a_guest() {
         "vm1: packet deadline 80.0 ms; up to 80.0 ms of CPU in every 100 ms ahead of normal threads";
     assert!(plan.contains(promise) && !plan.contains("first"), "{plan}");
     // Its vCPUs are pinned, to different CPUs, and of its two workers (one is vsock's) one is not.
-    assert!(plan.contains("is not known: vhost worker of vm1 may"), "{plan}");
+    let words = |plan: &str| plan.split_whitespace().collect::<Vec<_>>().join(" ");
+    let unknown = "its deadlines are not guaranteed, nor how soon frames it sends reach the host's network stack: \
+                   vhost worker of vm1 may";
+    assert!(words(&plan).contains(unknown), "{plan}");
     let bound = run(&format!("{TEIJI} plan {STATE_AND_PINS} /tmp/short.toml"));
+    assert!(
+        words(&bound).contains("its deadlines are not guaranteed: its threads are on CPUs 2-3"),
+        "{bound}"
+    );
     assert!(
         bound.contains("frames it sends reach the host's network stack within 160 ms of the kick"),
         "{bound}"

@@ -89,7 +89,7 @@ pub fn requirements() -> Vec<Requirement> {
         }
     };
     all.extend(KernelTypes::load().ok().map(|types| bpf_qdiscs(types.has_struct_ops("Qdisc_ops"))));
-    all.push(sched_ext(scx_vcpu::supported().is_ok(), kernel::sched_ext_scheduler()));
+    all.push(sched_ext(&scx_vcpu::supported(), kernel::sched_ext_scheduler()));
     for &(target, without, essential) in HOOKS {
         let Some(hook) = hooks.iter().find(|h| h.target == target) else { continue };
         all.push(match &hook.found {
@@ -151,9 +151,10 @@ fn bpf_qdiscs(present: bool) -> Requirement {
 }
 
 /// Whether threads of VMs can go by the deadlines of packets, which nothing else needs. `in_use`: the scheduler of sched_ext that is.
-fn sched_ext(supported: bool, in_use: Option<String>) -> Requirement {
+fn sched_ext(supported: &Result<(), teiji_bpf::Error>, in_use: Option<String>) -> Requirement {
+    use teiji_bpf::Error::Missing;
     let other = in_use.filter(|name| name != scx_vcpu::NAME).map(|name| printable(&name));
-    let present = supported && other.is_none();
+    let present = supported.is_ok() && other.is_none();
     let missing = |text: &str| if present { String::new() } else { text.into() };
     Requirement {
         name: "sched_ext".into(),
@@ -161,8 +162,9 @@ fn sched_ext(supported: bool, in_use: Option<String>) -> Requirement {
         essential: false,
         found: match (&other, supported) {
             (Some(other), _) => format!("the scheduler {other} is in use"),
-            (None, true) => "in kernel, as of Linux 6.19 or newer".into(),
-            (None, false) => "not there, or older than Linux 6.19".into(),
+            (None, Ok(())) => "in kernel, as of Linux 6.19 or newer".into(),
+            (None, Err(Missing { what, .. })) => format!("{what} is missing"),
+            (None, Err(why)) => why.to_string(),
         },
         consequence: missing(if other.is_some() {
             "a policy with class = \"packets\" is refused: the kernel has one scheduler of sched_ext at a time"
@@ -173,7 +175,7 @@ fn sched_ext(supported: bool, in_use: Option<String>) -> Requirement {
         remedy: missing(if other.is_some() {
             "stop that scheduler, as with `systemctl stop scx`"
         } else {
-            "run Linux 6.19 or newer, built with CONFIG_SCHED_CLASS_EXT=y"
+            "run Linux 6.19 or newer, but not 7.1, built with CONFIG_SCHED_CLASS_EXT=y"
         }),
     }
 }
@@ -211,21 +213,21 @@ mod tests {
 
     #[test]
     fn what_deadlines_of_threads_lack_is_named() {
-        let own = sched_ext(true, Some(scx_vcpu::NAME.into()));
+        let own = sched_ext(&Ok(()), Some(scx_vcpu::NAME.into()));
         assert!(own.present && own.consequence.is_empty() && own.remedy.is_empty());
-        let taken = sched_ext(true, Some("lavd\u{1b}".into()));
+        let taken = sched_ext(&Ok(()), Some("lavd\u{1b}".into()));
         assert!(
             !taken.present && !taken.essential && taken.found.contains("lavd\\u{1b} is in use"),
             "{taken:?}"
         );
-        let old = sched_ext(false, None);
+        let what = "sched_ext as of Linux 6.19".to_owned();
+        let old = sched_ext(&Err(teiji_bpf::Error::Missing { what, consequence: String::new() }), None);
+        assert_eq!(old.found, "sched_ext as of Linux 6.19 is missing");
         assert!(
             !old.present && old.consequence.contains("SCHED_FIFO") && old.remedy.contains("6.19"),
             "{old:?}"
         );
-        assert!(
-            requirements().contains(&sched_ext(scx_vcpu::supported().is_ok(), kernel::sched_ext_scheduler()))
-        );
+        assert!(requirements().contains(&sched_ext(&scx_vcpu::supported(), kernel::sched_ext_scheduler())));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use common::{at, cpus, host, task, vm};
 use teiji_control::plan::plan;
 use teiji_model::host::{DataPlane, Nic};
 use teiji_model::observed::{DeadlineSupport, Observed, SchedExt};
-use teiji_model::plan::{HandedOver, Held, Hold, KickGuarantee, PacketVm, Plan};
+use teiji_model::plan::{HandedOver, Held, Hold, KickGuarantee, PacketDeadlines, PacketVm, Plan};
 use teiji_model::policy::{ChannelPolicy, PacketClass, Policy, Problem, VmClass, VmPolicy};
 use teiji_model::resource::{Resource, Scheduling, Value};
 
@@ -52,8 +52,11 @@ fn its_threads_are_given_to_the_scheduler_of_the_agent() {
     assert_eq!(classes(&plan), [(101, ext), (102, ext), (103, ext)]);
     let class = PacketClass { runtime: 2 * MS, deadline: 10 * MS, period: 10 * MS };
     let why = "vhost worker of a may run on CPUs 0-3: pin it to one (vcpu_cpus, worker_cpus)".to_owned();
-    let handed_over = Some(HandedOver::Unknown(why));
-    assert_eq!(plan.packet_vms, [PacketVm { name: "a".into(), process: task(100), class, handed_over }]);
+    let first = why.replace("vhost worker", "vCPU 0");
+    let known = (Some(PacketDeadlines::Unknown(first)), Some(HandedOver::Unknown(why)));
+    let vm =
+        PacketVm { name: "a".into(), process: task(100), class, deadlines: known.0, handed_over: known.1 };
+    assert_eq!(plan.packet_vms, [vm]);
     assert!(plan.first.is_empty() && plan.warnings.is_empty(), "{plan:?}");
     assert!(plan.steps[0].cost.contains("up to 2.00 ms of every 10.0 ms"), "{}", plan.steps[0].cost);
 }
@@ -169,7 +172,8 @@ fn more_than_nine_tenths_of_the_cpus_cannot_be_promised() {
     assert!(short[0].message.contains("a runtime below 100 µs cannot be kept"), "{short:?}");
 }
 
-/// Of `a`, `b` with these (runtime, deadline, period, CPUs) in ms.
+/// Of `a`, `b` with these (runtime, deadline, period, CPUs) in ms. All threads of each are on the same CPUs, so the same is known of
+/// deadlines and of how soon frames are handed over.
 fn deadlines(of: [(u64, u64, u64, &str); 2]) -> Result<Vec<Option<HandedOver>>, Vec<Problem>> {
     let sections = of.into_iter().zip(["a", "b"]).map(|((runtime, deadline, period, cpus), name)| {
         let class = PacketClass { runtime: runtime * MS, deadline: deadline * MS, period: period * MS };
@@ -179,6 +183,13 @@ fn deadlines(of: [(u64, u64, u64, &str); 2]) -> Result<Vec<Option<HandedOver>>, 
         }
     });
     let plan = planned(sections.collect(), &two(SchedExt::Usable))?;
+    for (vm, (.., cpu)) in plan.packet_vms.iter().zip(of) {
+        let guaranteed = cpu.parse().ok().map(|cpu| PacketDeadlines::Guaranteed { cpu });
+        match &vm.handed_over {
+            Some(HandedOver::Within(_)) => assert_eq!(vm.deadlines, guaranteed),
+            _ => assert!(matches!(vm.deadlines, Some(PacketDeadlines::Unknown(_))), "{vm:?}"),
+        }
+    }
     Ok(plan.packet_vms.into_iter().map(|vm| vm.handed_over).collect())
 }
 
@@ -219,6 +230,8 @@ fn without_a_cpu_for_its_threads_alone_nothing_is_known_of_deadlines() {
     sections[0].worker_cpus = Some(at(cpus("2"), 4));
     let plan = planned(sections, &two(SchedExt::Usable)).unwrap();
     assert_eq!(plan.packet_vms[0].handed_over, Some(HandedOver::Within(20 * MS)));
+    // Its worker's deadlines are kept, but it may wake the vCPU on the other CPU late.
+    assert!(matches!(&plan.packet_vms[0].deadlines, Some(PacketDeadlines::Unknown(_))), "{plan:?}");
     unknown(&plan.packet_vms[1].handed_over, "a, b on CPU 1 may need");
     // Without a worker.
     let on = Observed { vms: vec![vm("a", 100, 1, 0, None, false)], ..two(SchedExt::Usable) };

@@ -104,9 +104,25 @@ pub struct PacketVm {
     pub process: Task,
     /// What it is promised.
     pub class: PacketClass,
-    /// How soon frames that its guest sends are handed to the host.
+    /// Whether its deadlines are guaranteed; `None` if it has no threads yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadlines: Option<PacketDeadlines>,
+    /// How soon frames that its guest sends are handed to the host; `None` if it has no threads yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub handed_over: Option<HandedOver>,
+}
+
+/// Whether a VM's packets are handled by their deadlines.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PacketDeadlines {
+    /// They are, on this CPU, as long as the VM does not need more than its runtime.
+    Guaranteed {
+        /// All its threads are pinned to it.
+        cpu: u32,
+    },
+    /// They may not be, for this reason; untrusted text.
+    Unknown(String),
 }
 
 /// How soon after the guest's kick its frames are handed to the host.

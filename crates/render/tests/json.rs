@@ -181,6 +181,7 @@ fn every_field_of_a_plan_is_documented() {
             name: "a".into(),
             process: Task { id: 7, started: 9 },
             class: CLASS,
+            deadlines: Some(PacketDeadlines::Guaranteed { cpu: 1 }),
             handed_over: Some(HandedOver::Within(6)),
         }],
         asked: [("vm.sip1.class".to_owned(), asked)].into(),

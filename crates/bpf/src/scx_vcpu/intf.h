@@ -57,12 +57,13 @@ struct vm_state {
 	u64 woke_at;	  /* when the first of these woke up */
 	/* since the scheduler was loaded: */
 	u64 packets;
-	u64 edf_time;  /* CPU time before others */
-	u64 fair_time; /* CPU time by weight */
-	u64 exhausted; /* periods in which the budget was used up */
-	u64 turns;     /* before others */
-	u64 overruns;  /* of these, those that were longer than granted by more than OVERRUN */
-	u64 expired;   /* packets that were pending too long */
+	u64 edf_time;	/* CPU time before others */
+	u64 fair_time;	/* CPU time by weight */
+	u64 exhausted;	/* periods in which the budget was used up */
+	u64 turns;	/* before others */
+	u64 overruns;	/* of these, those that were longer than granted by more than OVERRUN */
+	u64 timer_late; /* of these, those whose timer came late by more than OVERRUN */
+	u64 expired;	/* packets that were pending too long */
 };
 
 struct thread {
@@ -104,6 +105,8 @@ struct cpu_state {
 	u32 weight;	 /* of another; 0: the CPU is idle */
 	u32 others_turn; /* until they have what is owed to them */
 	u32 online;	 /* it has chosen a thread: one that is offline does not */
+	u32 timer_late;	 /* it came more than OVERRUN after the end of this turn */
+	u32 pad;
 };
 
 /* Why the scheduler ended. */

@@ -34,6 +34,7 @@ static int turn_ends(void *map, int *key, struct turn *turn)
 	if (!until)
 		return 0;
 	if (!is_before(now, until)) {
+		c->timer_late = now - until > OVERRUN;
 		scx_bpf_kick_cpu(cpu, core_enum(scx_kick_flags, SCX_KICK_PREEMPT));
 		return 0;
 	}
@@ -50,6 +51,7 @@ static __always_inline void end_turn_at(u32 cpu, struct cpu_state *c, u64 until,
 	struct turn *turn = bpf_map_lookup_elem(&turns, &cpu);
 
 	c->until = until;
+	c->timer_late = 0;
 	if (!turn || (c->timer_at && is_before(now, c->timer_at) && !is_before(until, c->timer_at)))
 		return;
 	c->timer_at = until;

@@ -74,7 +74,7 @@ pub(super) fn scheduling(
         SchedExt::None(missing) => Some(printable(missing)),
     };
     let Some(missing) = missing else {
-        let vm = PacketVm { name, process: vm.process, class: *class, handed_over: None };
+        let vm = PacketVm { name, process: vm.process, class: *class, deadlines: None, handed_over: None };
         draft.promises.push(Promise { vm, location: location.clone() });
         return ext;
     };
@@ -165,8 +165,8 @@ pub(super) fn check(observed: &Observed, threads: &[Thread], draft: &mut Draft) 
         ));
     }
     problems.extend(deadlines.refused.into_values());
-    for (promise, handed_over) in draft.promises.iter_mut().zip(deadlines.handed_over) {
-        promise.vm.handed_over = handed_over;
+    for (promise, known) in draft.promises.iter_mut().zip(deadlines.of) {
+        (promise.vm.deadlines, promise.vm.handed_over) = known.unzip();
     }
     for (location, message) in problems {
         draft.problem(&location, message);

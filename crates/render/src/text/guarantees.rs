@@ -3,7 +3,7 @@
 use crate::table::{Cell, Table};
 use crate::terminal::{Style, Tone, printable, shorten, wrap};
 use crate::units;
-use teiji_model::plan::{ChannelGuarantee, HandedOver, LinkGuarantee};
+use teiji_model::plan::{ChannelGuarantee, HandedOver, LinkGuarantee, PacketDeadlines, PacketVm};
 use teiji_model::policy::PacketClass;
 use teiji_model::qdisc::Scheduler;
 use teiji_model::units::{RATE, SIZE};
@@ -71,17 +71,32 @@ fn from_kick(channel: &ChannelGuarantee, style: &Style) -> String {
     wrap(&style.ascii(&text), 98).iter().map(|line| format!("  {line}\n")).collect()
 }
 
-/// How soon a VM's frames are handed to the host; untrusted text.
-pub fn handed_over(handed_over: &HandedOver) -> String {
-    match handed_over {
-        HandedOver::Within(ns) => {
-            format!(
-                "frames it sends reach the host's network stack within {} of the kick",
-                units::duration(*ns as f64)
-            )
+/// What is known of a VM's deadlines, and of how soon its frames are handed to the host; untrusted texts.
+pub fn known(vm: &PacketVm) -> Vec<String> {
+    use {HandedOver::Within, PacketDeadlines::Guaranteed};
+    match (&vm.deadlines, &vm.handed_over) {
+        (Some(PacketDeadlines::Unknown(why)), Some(HandedOver::Unknown(same))) if why == same => {
+            vec![format!(
+                "its deadlines are not guaranteed, nor how soon frames it sends reach the host's network stack: {why}"
+            )]
         }
-        HandedOver::Unknown(why) => {
-            format!("how soon frames it sends reach the host's network stack is not known: {why}")
+        (deadlines, handed_over) => {
+            let deadlines = deadlines.as_ref().map(|deadlines| match deadlines {
+                Guaranteed { cpu } => {
+                    format!("its deadlines are guaranteed on CPU {cpu}, if it needs no more than its runtime")
+                }
+                PacketDeadlines::Unknown(why) => format!("its deadlines are not guaranteed: {why}"),
+            });
+            let handed_over = handed_over.as_ref().map(|handed_over| match handed_over {
+                Within(ns) => format!(
+                    "frames it sends reach the host's network stack within {} of the kick",
+                    units::duration(*ns as f64)
+                ),
+                HandedOver::Unknown(why) => {
+                    format!("how soon frames it sends reach the host's network stack is not known: {why}")
+                }
+            });
+            deadlines.into_iter().chain(handed_over).collect()
         }
     }
 }
@@ -110,4 +125,36 @@ fn row(channel: &ChannelGuarantee, style: &Style) -> Vec<Cell> {
         Cell::right(units::percent(share)),
         bar.into(),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use teiji_model::resource::Task;
+
+    #[test]
+    fn one_reason_is_printed_once() {
+        let known = |deadlines, handed_over| {
+            let class = PacketClass { runtime: 1, deadline: 2, period: 3 };
+            let process = Task { id: 1, started: 1 };
+            known(&PacketVm { name: "a".into(), process, class, deadlines: Some(deadlines), handed_over })
+        };
+        let unknown = |why: &str| PacketDeadlines::Unknown(why.into());
+        assert_eq!(
+            known(PacketDeadlines::Guaranteed { cpu: 3 }, Some(HandedOver::Within(2_000_000))),
+            [
+                "its deadlines are guaranteed on CPU 3, if it needs no more than its runtime",
+                "frames it sends reach the host's network stack within 2.00 ms of the kick"
+            ]
+        );
+        assert_eq!(
+            known(unknown("x"), Some(HandedOver::Unknown("x".into()))),
+            [
+                "its deadlines are not guaranteed, nor how soon frames it sends reach the host's network stack: x"
+            ]
+        );
+        let two = known(unknown("x"), Some(HandedOver::Unknown("y".into())));
+        assert!(two.len() == 2 && two[0].ends_with(": x") && two[1].ends_with(": y"), "{two:?}");
+        assert_eq!(known(unknown("x"), None), ["its deadlines are not guaranteed: x"]);
+    }
 }

@@ -60,10 +60,10 @@ pub fn table(plan: &Plan, style: &Style) -> String {
     for vm in &plan.packet_vms {
         let text = guarantees::packet_vm(&vm.name, &vm.class);
         out += &format!("{}\n", style.paint(Tone::Strong, &style.ascii(&printable(&text))));
-        let handed_over =
-            vm.handed_over.as_ref().map(|known| style.ascii(&printable(&guarantees::handed_over(known))));
-        for line in handed_over.iter().flat_map(|text| wrap(text, 96)) {
-            out += &format!("  {line}\n");
+        for known in guarantees::known(vm) {
+            for line in wrap(&style.ascii(&printable(&known)), 96) {
+                out += &format!("  {line}\n");
+            }
         }
         out.push('\n');
     }

@@ -6,10 +6,11 @@
 use super::{Promise, listed, newest};
 use crate::admission::cpu::{self, CpuShare, Overload};
 use crate::plan::checks::Thread;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use teiji_model::cpus::CpuSet;
 use teiji_model::host::{DataPlane, Nic};
 use teiji_model::observed::Observed;
-use teiji_model::plan::HandedOver;
+use teiji_model::plan::{HandedOver, PacketDeadlines};
 use teiji_model::policy::{PacketClass, SourceLocation};
 use teiji_model::text::{duration, printable};
 
@@ -18,7 +19,7 @@ pub(super) struct Deadlines {
     /// CPUs whose VMs have all their threads there, and whose deadlines do not fit: the place of the class of the newest VM, and why.
     pub refused: BTreeMap<u32, (SourceLocation, String)>,
     /// Of each promise; `None` without threads.
-    pub handed_over: Vec<Option<HandedOver>>,
+    pub of: Vec<Option<(PacketDeadlines, HandedOver)>>,
 }
 
 /// What is known of the deadlines of these promises.
@@ -43,9 +44,13 @@ pub(super) fn deadlines(observed: &Observed, threads: &[Thread], promises: &[Pro
             Err(format!("its NIC {} is not served by a vhost worker (vhost=on)", printable(&nic.tap)))
         })
     };
-    let of = |(n, promise)| handed_over(n, promise, &ours, sends_by_workers(promise), &by_cpu);
-    let handed_over = promises.iter().enumerate().map(of).collect();
-    Deadlines { refused, handed_over }
+    let of = |(n, promise)| {
+        let own: Vec<&Ours<'_>> = ours.iter().filter(|our| our.promise == n).collect();
+        let handed_over = || handed_over(promise, &own, sends_by_workers(promise), &by_cpu);
+        (!own.is_empty()).then(|| (packet_deadlines(promise, &own, &by_cpu), handed_over()))
+    };
+    let of = promises.iter().enumerate().map(of).collect();
+    Deadlines { refused, of }
 }
 
 /// A thread of a VM of this class.
@@ -154,33 +159,48 @@ fn text(overload: &Overload) -> String {
     }
 }
 
+/// Why a thread may not be there by this deadline.
+fn is_late(our: &Ours<'_>, deadline: u64, by_cpu: &BTreeMap<u32, Known>) -> Option<String> {
+    match our.only_cpu().map(|cpu| by_cpu.get(&cpu)) {
+        None => Some(our.may_run_on_several()),
+        Some(Some(Known::From(from, _))) if deadline >= *from => None,
+        Some(Some(Known::From(_, why) | Known::Nothing(why))) => Some(why.clone()),
+        Some(None) => Some("nothing is known of its CPU".to_owned()),
+    }
+}
+
+/// Whether a VM's packets are handled by their deadlines: if all its threads are on one CPU, one of them is ready there from a packet's
+/// arrival until it has been handled. On several CPUs a thread may be woken late by the one before.
+fn packet_deadlines(promise: &Promise, own: &[&Ours<'_>], by_cpu: &BTreeMap<u32, Known>) -> PacketDeadlines {
+    if let Some(why) = own.iter().find_map(|our| is_late(our, promise.vm.class.deadline, by_cpu)) {
+        return PacketDeadlines::Unknown(why);
+    }
+    let cpus: BTreeSet<u32> = own.iter().filter_map(|our| our.only_cpu()).collect();
+    match cpus.first() {
+        Some(&cpu) if cpus.len() == 1 => PacketDeadlines::Guaranteed { cpu },
+        _ => PacketDeadlines::Unknown(format!(
+            "its threads are on CPUs {}: pin all to one (vcpu_cpus, worker_cpus)",
+            cpus.into_iter().collect::<CpuSet>()
+        )),
+    }
+}
+
 /// How soon a VM's frames are handed to the host's network stack. At worst the worker is awake at the kick: it has a new job every
 /// deadline then, and a frame that just misses one is part of the next, which is released within a deadline and takes another one.
 fn handed_over(
-    number: usize,
     promise: &Promise,
-    ours: &[Ours<'_>],
+    own: &[&Ours<'_>],
     by_workers: Result<(), String>,
     by_cpu: &BTreeMap<u32, Known>,
-) -> Option<HandedOver> {
-    let own = || ours.iter().filter(|our| our.promise == number);
-    own().next()?;
+) -> HandedOver {
     let deadline = promise.vm.class.deadline;
-    let mut workers = own().filter(|our| !our.thread.vcpu).peekable();
+    let mut workers = own.iter().filter(|our| !our.thread.vcpu).peekable();
     let missing = match by_workers {
         Ok(()) if workers.peek().is_none() => Some("it has no vhost worker".to_owned()),
         served => served.err(),
     };
-    let why = missing.or_else(|| {
-        workers.find_map(|our| match our.only_cpu().map(|cpu| by_cpu.get(&cpu)) {
-            None => Some(our.may_run_on_several()),
-            Some(Some(Known::From(from, _))) if deadline >= *from => None,
-            Some(Some(Known::From(_, why) | Known::Nothing(why))) => Some(why.clone()),
-            Some(None) => Some("nothing is known of its CPU".to_owned()),
-        })
-    });
-    Some(match why {
+    match missing.or_else(|| workers.find_map(|our| is_late(our, deadline, by_cpu))) {
         Some(why) => HandedOver::Unknown(why),
         None => HandedOver::Within(deadline.saturating_mul(2)),
-    })
+    }
 }
