@@ -39,7 +39,7 @@ check: ## format, lint, documentation, unit and property tests: no lab, no root 
 test: deps ## check format and documentation, lint, and run every test, those in the lab too (root, half an hour)
 	@CARGO="$(CARGO)" .ci/test
 
-soak: deps ## property and fuzz tests with 20,000 new cases each (agent: 2,000), a trace of 24 simulated hours, scx_vcpu started 1,000 times (long, root)
+soak: deps ## long tests: property and fuzz tests with new cases, a trace of 24 simulated hours, many starts of scx_vcpu in the lab (root)
 	SOAK_HOURS=24 PROPTEST_CASES=$(CASES) $(CARGO) test --release -p teiji-model -p teiji-policy -p teiji-analysis
 	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p teiji-control -p teiji-guest --lib --bins --test identity --test plan --test suggest
 	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p teiji-bpf --lib -- qdisc_edf::link

@@ -109,7 +109,8 @@ impl Scheduler {
     }
 
     /// What it used before others and by weight, CPUs, how many periods a second left nothing of the budget, and what share of its turns
-    /// were too long although the timer that ends them came in time: the medians of several windows, as an emulated CPU may stand still in one, which is charged to what it runs.
+    /// were too long although the timer that ends them fired in time: the medians of several windows, as an emulated CPU may stand still
+    /// in one, which is charged to what it runs.
     fn used(&self) -> [f64; 4] {
         let window = |_| {
             let (before, began) = (self.stats(), std::time::Instant::now());
@@ -123,7 +124,12 @@ impl Scheduler {
             let [first, fair, exhausted] =
                 [("before_others_ns", 1e9), ("by_weight_ns", 1e9), ("exhausted", 1.0)]
                     .map(|(what, unit)| of(what) / unit / seconds);
-            [first, fair, exhausted, (of("overruns") - of("timer_late")) / of("turns").max(1.0)]
+            [
+                first,
+                fair,
+                exhausted,
+                (of("overruns") - of("late_timers")) / (of("turns") - of("late_timers")).max(1.0),
+            ]
         };
         let windows: Vec<[f64; 4]> = (0..WINDOWS).map(window).collect();
         [0, 1, 2, 3].map(|n| median(&windows.iter().map(|window| window[n]).collect::<Vec<_>>()))
@@ -144,7 +150,8 @@ const BEGINS: &str = "a test of scx_vcpu begins";
 /// Since then, of what the kernel's scheduler warns of, oopses, the watchdog of sched_ext. (Stalls of an emulated CPU are not its
 /// work.)
 fn nothing_was_warned_of() {
-    let warned = "WARNING: .*kernel.sched.|BUG: (kernel|unable|scheduling)|runnable task stall";
+    let warned =
+        "WARNING: .*kernel.sched.|BUG: (kernel|unable|scheduling)|runnable task stall|sched_ext: .*error";
     let since = format!(
         "/{BEGINS}/ {{ all = \"\" }} /{warned}/ {{ all = all $0 \"\\n\" }} END {{ printf \"%s\", all }}"
     );
@@ -211,13 +218,13 @@ fn requests_are_answered_beside_busy_loops() {
     assert!(stats["vms"][0]["packets"].as_u64().unwrap() >= with.received);
 }
 
-/// A light load on the one, while the other one has many packets in flight, which came before and come after those of the first one.
-/// How long requests take says little: on a fast machine the CPU is seldom short. So the kernel's trace says who ran while both VMs
-/// had something to run: the one with the earlier deadlines, whichever of the two that is. Budgets are more than either needs.
+/// vm1 has a light load, vm2 up to 16 requests in flight, of which some always come before those of vm1. Response times say little: on a
+/// fast machine there is seldom something to wait for. So the kernel's trace says who ran while the other VM waited: it has to be the one with
+/// the earlier deadlines, whichever that is. Budgets exceed what either needs.
 fn of_two_vms_the_one_with_the_earlier_deadlines_goes_first() {
     let threads = [&VM1.0, &VM2.0].map(|vm| {
-        let on_cpu = [vm.vcpu_tids()[..1].to_vec(), vm.vhost_tids()];
-        on_cpu.concat()
+        let of_vm = [vm.vcpu_tids()[..1].to_vec(), vm.vhost_tids()];
+        of_vm.concat()
     });
     // ms
     let share_of_the_first = |deadlines: [u32; 2]| {
@@ -242,13 +249,15 @@ fn of_two_vms_the_one_with_the_earlier_deadlines_goes_first() {
         eprintln!(
             "deadlines {deadlines:?} ms: vm1 waited for vm2 for {waited_first} ns, vm2 for vm1 for {waited_second} ns; {answered:?}"
         );
-        // The one was ready while the other one ran, or the other way round.
         let both = (waited_first + waited_second) as f64;
-        assert!(both > 0.02e9, "the two hardly met: {both} ns");
+        assert!(both > 2e6, "the two hardly met: {both} ns");
         waited_second as f64 / both
     };
     let [earlier, later] = [share_of_the_first([20, 100]), share_of_the_first([100, 20])];
-    assert!(earlier > 0.75 && later < 0.25, "vm1 ran {earlier} and {later} of the time");
+    assert!(
+        earlier > 0.75 && later < 0.25,
+        "of the time in which one VM waited for the other, vm1 ran {earlier} with the earlier deadlines, {later} with the later ones"
+    );
 }
 
 fn a_busy_guest_answers_and_goes_before_others_within_its_budget() {
@@ -275,14 +284,16 @@ fn vcpus_that_run_at_once_share_the_budget() {
     assert!(exhausted < 0.25, "{exhausted}");
 }
 
-/// The kernel ends time slices at its ticks, 4 ms apart, and the turns of this budget are 1 ms long. A timer ends them, which comes late
-/// where the emulated CPU stands still: on a busy machine more than half of the turns were too long. Without it, nearly all are.
+/// The kernel ends time slices at its ticks, 4 ms apart, and the turns of this budget are 1 ms long. A timer ends them. Turns whose timer
+/// fired late, as where the emulated CPU stands still, are not counted: on a busy machine they were more than half. Without a timer nearly all
+/// turns would be too long.
 fn a_turn_shorter_than_a_tick_ends_in_time() {
-    let (_, overruns) = of_two_busy_vcpus(4_000, 2_000);
-    assert!(overruns < 0.2, "{overruns}");
+    let (_, too_long) = of_two_busy_vcpus(4_000, 2_000);
+    assert!(too_long < 0.2, "{too_long}");
 }
 
-/// In what share of the periods a guest with two busy vCPUs uses its budget up, and what share of its turns end late.
+/// In what share of the periods a guest with two busy vCPUs uses its budget up, and what share of its turns are too long although their
+/// timer fired in time.
 fn of_two_busy_vcpus(period_us: u32, budget_us: u32) -> (f64, f64) {
     let guest = &VM1.0;
     let _hogs = [CPU, OTHER_CPU].map(|cpu| load::hogs(&LAB.host, cpu, 2).unwrap());
@@ -290,18 +301,18 @@ fn of_two_busy_vcpus(period_us: u32, budget_us: u32) -> (f64, f64) {
         guest.spawn("echo started; for n in 1 2; do sh -c 'while :; do :; done' & done; wait").unwrap();
     busy.wait_for("started", START).unwrap();
     let scheduler = Scheduler::start(&format!("vm1=5000,{period_us},{budget_us}"));
-    let [first, fair, exhausted, overruns] = scheduler.used();
+    let [first, fair, exhausted, too_long] = scheduler.used();
     scheduler.stop();
     busy.kill().unwrap();
     let half = f64::from(budget_us) / f64::from(period_us) / 2.0;
     let exhausted = exhausted * f64::from(period_us) / 1e6;
     eprintln!(
-        "{first:.3} CPUs before others, {fair:.3} by weight; budget used up in {exhausted:.3} of the periods, {overruns:.3} of the \
+        "{first:.3} CPUs before others, {fair:.3} by weight; budget used up in {exhausted:.3} of the periods, {too_long:.3} of the \
          turns too long with the timer in time"
     );
     assert!((half * 0.8..half * 1.2).contains(&first), "{first}");
     assert!(fair > 0.3, "{fair}");
-    (exhausted, overruns)
+    (exhausted, too_long)
 }
 
 fn others_get_shares_by_their_weights() {
@@ -422,7 +433,7 @@ fn a_policy_lets_the_agent_schedule_a_guest() {
     assert!(plan.contains(promise) && !plan.contains("first"), "{plan}");
     // Its vCPUs are pinned, to different CPUs, and of its two workers (one is vsock's) one is not.
     let words = |plan: &str| plan.split_whitespace().collect::<Vec<_>>().join(" ");
-    let unknown = "its deadlines are not guaranteed, nor how soon frames it sends reach the host's network stack: \
+    let unknown = "neither its deadlines nor the time from the kick to the host's network stack are guaranteed: \
                    vhost worker of vm1 may";
     assert!(words(&plan).contains(unknown), "{plan}");
     let bound = run(&format!("{TEIJI} plan {STATE_AND_PINS} /tmp/short.toml"));

@@ -85,7 +85,7 @@ fn stats(scheduler: &VcpuScheduler, vms: u32) -> Result<serde_json::Value> {
         let s = scheduler.vm_stats(number)?;
         Ok(json!({
             "packets": s.packets, "expired": s.expired, "exhausted": s.exhausted,
-            "turns": s.turns, "overruns": s.overruns, "timer_late": s.timer_late,
+            "turns": s.turns, "overruns": s.overruns, "late_timers": s.late_timers,
             "before_others_ns": s.before_others.as_nanos() as u64, "by_weight_ns": s.by_weight.as_nanos() as u64,
         }))
     };

@@ -27,8 +27,13 @@ fn section(name: &str, runtime: u64, period: u64, pinned: Option<&str>) -> VmPol
 
 /// `a` (pid 100; vCPUs 101, 102; worker 103) and `b` (pid 200; vCPU 201, worker 202) on CPUs 0 to 3 of a host with an agent.
 fn two(sched_ext: SchedExt) -> Observed {
-    let vms = vec![vm("a", 100, 2, 1, None, false), vm("b", 200, 1, 1, None, false)];
+    let mut vms = vec![vm("a", 100, 2, 1, None, false), vm("b", 200, 1, 1, None, false)];
+    vms.iter_mut().for_each(|vm| vm.vm.nics = vec![nic("t0", DataPlane::VhostNet)]);
     Observed { sched_ext, ..host("0-3", vms, Vec::new()) }
+}
+
+fn nic(tap: &str, data_plane: DataPlane) -> Nic {
+    Nic { tap: tap.into(), ifindex: 3, mac: None, bridge: None, data_plane, queues: 1 }
 }
 
 fn planned(sections: Vec<VmPolicy>, on: &Observed) -> Result<Plan, Vec<Problem>> {
@@ -53,7 +58,7 @@ fn its_threads_are_given_to_the_scheduler_of_the_agent() {
     let class = PacketClass { runtime: 2 * MS, deadline: 10 * MS, period: 10 * MS };
     let why = "vhost worker of a may run on CPUs 0-3: pin it to one (vcpu_cpus, worker_cpus)".to_owned();
     let first = why.replace("vhost worker", "vCPU 0");
-    let known = (Some(PacketDeadlines::Unknown(first)), Some(HandedOver::Unknown(why)));
+    let known = (Some(PacketDeadlines::NotGuaranteed(first)), Some(HandedOver::Unknown(why)));
     let vm =
         PacketVm { name: "a".into(), process: task(100), class, deadlines: known.0, handed_over: known.1 };
     assert_eq!(plan.packet_vms, [vm]);
@@ -187,7 +192,7 @@ fn deadlines(of: [(u64, u64, u64, &str); 2]) -> Result<Vec<Option<HandedOver>>, 
         let guaranteed = cpu.parse().ok().map(|cpu| PacketDeadlines::Guaranteed { cpu });
         match &vm.handed_over {
             Some(HandedOver::Within(_)) => assert_eq!(vm.deadlines, guaranteed),
-            _ => assert!(matches!(vm.deadlines, Some(PacketDeadlines::Unknown(_))), "{vm:?}"),
+            _ => assert!(matches!(vm.deadlines, Some(PacketDeadlines::NotGuaranteed(_))), "{vm:?}"),
         }
     }
     Ok(plan.packet_vms.into_iter().map(|vm| vm.handed_over).collect())
@@ -231,12 +236,13 @@ fn without_a_cpu_for_its_threads_alone_nothing_is_known_of_deadlines() {
     let plan = planned(sections, &two(SchedExt::Usable)).unwrap();
     assert_eq!(plan.packet_vms[0].handed_over, Some(HandedOver::Within(20 * MS)));
     // Its worker's deadlines are kept, but it may wake the vCPU on the other CPU late.
-    assert!(matches!(&plan.packet_vms[0].deadlines, Some(PacketDeadlines::Unknown(_))), "{plan:?}");
+    assert!(matches!(&plan.packet_vms[0].deadlines, Some(PacketDeadlines::NotGuaranteed(_))), "{plan:?}");
     unknown(&plan.packet_vms[1].handed_over, "a, b on CPU 1 may need");
     // Without a worker.
     let on = Observed { vms: vec![vm("a", 100, 1, 0, None, false)], ..two(SchedExt::Usable) };
     let plan = planned(vec![section("a", 2 * MS, 10 * MS, Some("1"))], &on).unwrap();
     unknown(&plan.packet_vms[0].handed_over, "it has no vhost worker");
+    assert!(matches!(&plan.packet_vms[0].deadlines, Some(PacketDeadlines::NotGuaranteed(_))), "{plan:?}");
 }
 
 #[test]
@@ -288,26 +294,28 @@ fn channels_have_a_bound_from_the_kick_of_their_vm() {
 }
 
 #[test]
-fn frames_that_no_worker_sends_have_no_bound() {
-    let on = |data_plane| {
+fn only_packets_on_taps_that_workers_serve_have_deadlines() {
+    let on = |nics: Vec<Nic>| {
         let mut one = vm("a", 100, 1, 1, None, false);
-        let nic = |tap: &str, data_plane| Nic {
-            tap: tap.into(),
-            ifindex: 3,
-            mac: None,
-            bridge: None,
-            data_plane,
-            queues: 1,
-        };
-        one.vm.nics = vec![nic("t0", DataPlane::VhostNet), nic("t1", data_plane)];
+        one.vm.nics = nics;
         let on = Observed { vms: vec![one], ..two(SchedExt::Usable) };
-        planned(vec![section("a", 2 * MS, 10 * MS, Some("1"))], &on).unwrap().packet_vms[0]
-            .handed_over
-            .clone()
+        let plan = planned(vec![section("a", 2 * MS, 10 * MS, Some("1"))], &on).unwrap();
+        let PacketVm { deadlines, handed_over, .. } = plan.packet_vms.into_iter().next().unwrap();
+        (deadlines.unwrap(), handed_over.unwrap())
     };
-    assert_eq!(on(DataPlane::VhostMacvtap), Some(HandedOver::Within(20 * MS)));
+    let beside = |data_plane| on(vec![nic("t0", DataPlane::VhostNet), nic("t1", data_plane)]);
+    let none = |what: &str| PacketDeadlines::NotGuaranteed(what.to_owned());
+    let of_t1 = none(
+        "packets of its NIC t1 have no deadlines: it is no tap of this network namespace that a vhost worker serves",
+    );
+    let within = HandedOver::Within(20 * MS);
+    assert_eq!(beside(DataPlane::VhostNet), (PacketDeadlines::Guaranteed { cpu: 1 }, within.clone()));
+    assert_eq!(beside(DataPlane::VhostMacvtap), (of_t1.clone(), within.clone()));
     for other in [DataPlane::Userspace, DataPlane::Passthrough] {
         let why = "its NIC t1 is not served by a vhost worker (vhost=on)".to_owned();
-        assert_eq!(on(other), Some(HandedOver::Unknown(why)));
+        assert_eq!(beside(other), (of_t1.clone(), HandedOver::Unknown(why)));
     }
+    // In another network namespace, and without any.
+    assert_eq!(on(vec![Nic { ifindex: 0, ..nic("t1", DataPlane::VhostNet) }]).0, of_t1);
+    assert_eq!(on(Vec::new()).0, none("it has no NIC that a vhost worker serves"));
 }

@@ -116,13 +116,13 @@ pub struct PacketVm {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PacketDeadlines {
-    /// They are, on this CPU, as long as the VM does not need more than its runtime.
+    /// They are, on this CPU, under the assumptions in docs/policy.md.
     Guaranteed {
         /// All its threads are pinned to it.
         cpu: u32,
     },
     /// They may not be, for this reason; untrusted text.
-    Unknown(String),
+    NotGuaranteed(String),
 }
 
 /// How soon after the guest's kick its frames are handed to the host.

@@ -306,8 +306,8 @@ static __always_inline u64 grant(u32 vm_index, struct task *t, const struct plac
 }
 
 /* A thread that went before others has run for so long. What it took longer than granted is charged to later
- * slots: it is not forgotten with the slot that it was granted in. `timer_late`: so was the timer
- * that ends its turn. */
+ * slots: it is not forgotten with the slot that it was granted in. `timer_late`: the timer that ends its
+ * turn fired more than OVERRUN late. */
 static __always_inline void use(struct vm_state *s, struct task *t, u64 ran, bool timer_late)
 {
 	/* what was granted long ago is forgotten */
@@ -319,7 +319,7 @@ static __always_inline void use(struct vm_state *s, struct task *t, u64 ran, boo
 		if (over > OVERRUN) {
 			__sync_fetch_and_add(&s->overruns, 1);
 			if (timer_late)
-				__sync_fetch_and_add(&s->timer_late, 1);
+				__sync_fetch_and_add(&s->late_timers, 1);
 		}
 	}
 	t->granted = 0;

@@ -148,7 +148,7 @@ static __always_inline void charge(struct task_struct *p, struct task *t, struct
 		__sync_fetch_and_add(&s->fair_time, ran);
 		return;
 	}
-	use(s, t, ran, c->timer_late);
+	use(s, t, ran, c->timer_late || (c->timer_at && is_before(c->timer_at + OVERRUN, now)));
 	c->owed += ran / EDF_PER_OTHERS;
 	c->edf_time += ran;
 }

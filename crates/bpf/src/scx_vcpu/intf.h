@@ -57,13 +57,13 @@ struct vm_state {
 	u64 woke_at;	  /* when the first of these woke up */
 	/* since the scheduler was loaded: */
 	u64 packets;
-	u64 edf_time;	/* CPU time before others */
-	u64 fair_time;	/* CPU time by weight */
-	u64 exhausted;	/* periods in which the budget was used up */
-	u64 turns;	/* before others */
-	u64 overruns;	/* of these, those that were longer than granted by more than OVERRUN */
-	u64 timer_late; /* of these, those whose timer came late by more than OVERRUN */
-	u64 expired;	/* packets that were pending too long */
+	u64 edf_time;	 /* CPU time before others */
+	u64 fair_time;	 /* CPU time by weight */
+	u64 exhausted;	 /* periods in which the budget was used up */
+	u64 turns;	 /* before others */
+	u64 overruns;	 /* of these, those that were longer than granted by more than OVERRUN */
+	u64 late_timers; /* of the overruns, those whose timer fired more than OVERRUN late */
+	u64 expired;	 /* packets that were pending too long */
 };
 
 struct thread {
@@ -105,7 +105,7 @@ struct cpu_state {
 	u32 weight;	 /* of another; 0: the CPU is idle */
 	u32 others_turn; /* until they have what is owed to them */
 	u32 online;	 /* it has chosen a thread: one that is offline does not */
-	u32 timer_late;	 /* it came more than OVERRUN after the end of this turn */
+	u32 timer_late;	 /* the timer that ends this turn fired more than OVERRUN late */
 	u32 pad;
 };
 

@@ -112,8 +112,8 @@ pub struct VmStats {
     pub turns: u64,
     /// Of these, the ones that took over 500 µs longer than was granted: the CPU could not be interrupted, or stood still.
     pub overruns: u64,
-    /// Of these, the ones whose timer came over 500 µs late: the CPU stood still, or its softirqs were late.
-    pub timer_late: u64,
+    /// Of the overruns, those whose timer fired over 500 µs late: the CPU stood still, or its softirqs came late.
+    pub late_timers: u64,
 }
 
 impl VmStats {
@@ -127,7 +127,7 @@ impl VmStats {
             exhausted: self.exhausted.saturating_sub(before.exhausted),
             turns: self.turns.saturating_sub(before.turns),
             overruns: self.overruns.saturating_sub(before.overruns),
-            timer_late: self.timer_late.saturating_sub(before.timer_late),
+            late_timers: self.late_timers.saturating_sub(before.late_timers),
         }
     }
 }
@@ -148,7 +148,7 @@ pub struct ThreadStats {
 /// Whether this kernel has sched_ext as scx_vcpu needs it, and is not known to fail with it.
 ///
 /// # Errors
-/// [`Error::NoBtf`]; [`Error::Missing`].
+/// [`Error::NoBtf`]; [`Error::Missing`]; [`Error::Kernel`] if the kernel's release cannot be read.
 pub fn supported() -> Result<(), Error> {
     // A running kernel does not get it later.
     static IS: OnceLock<()> = OnceLock::new();
@@ -157,12 +157,15 @@ pub fn supported() -> Result<(), Error> {
     }
     let running = nix::sys::utsname::uname()
         .map_err(|e| Error::Kernel { doing: "ask for the kernel's release".into(), reason: e.to_string() })?;
-    if fails(&running.release().to_string_lossy()) {
+    if may_hang(&running.release().to_string_lossy()) {
         return Err(Error::Missing {
-            what: "a kernel other than Linux 7.1, whose hosts may stop when a VM starts under sched_ext \
-                   (sched-ext/scx#3687),"
-                .into(),
-            consequence: "vCPUs cannot be scheduled by the deadlines of packets".into(),
+            what:
+                "a fix for the fault of Linux 7.1 by which a host may hang when a VM starts under sched_ext \
+                   (sched-ext/scx#3687)"
+                    .into(),
+            consequence:
+                "vCPUs cannot be scheduled by the deadlines of packets; use Linux 6.19 or newer, but not 7.1"
+                    .into(),
         });
     }
     looked_for()?;
@@ -170,9 +173,9 @@ pub fn supported() -> Result<(), Error> {
     Ok(())
 }
 
-/// Whether a host with this release (`uname -r`) may stop when a VM starts under a scheduler of sched_ext: reported of 7.1.3 with another
-/// one, with nothing in any log. Which fix ended it is not known, so that all of 7.1 is left out.
-fn fails(release: &str) -> bool {
+/// Whether a host with this release (`uname -r`) may hang when a VM starts under a scheduler of sched_ext: reported of 7.1.3 with a
+/// different one, with nothing in any log. Whether it was mended, and where, is not known, so all of 7.1 is left out; 7.3 was tried.
+fn may_hang(release: &str) -> bool {
     release.strip_prefix("7.1").is_some_and(|rest| !rest.starts_with(|next: char| next.is_ascii_digit()))
 }
 
@@ -316,7 +319,7 @@ impl VcpuScheduler {
             exhausted: state.exhausted,
             turns: state.turns,
             overruns: state.overruns,
-            timer_late: state.timer_late,
+            late_timers: state.late_timers,
         })
     }
 
@@ -383,15 +386,15 @@ fn lacks(what: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::fails;
+    use super::may_hang;
 
     #[test]
-    fn kernels_that_stop_are_told_from_others() {
+    fn kernels_that_may_hang_are_told_from_others() {
         for release in ["7.1.3", "7.1.0-rc4+", "7.1-rc1", "7.1.12+deb13-amd64", "7.1"] {
-            assert!(fails(release), "{release}");
+            assert!(may_hang(release), "{release}");
         }
         for release in ["7.10.1", "7.3.4+deb13-amd64", "6.19.7", "17.1.3", "6.7.1", ""] {
-            assert!(!fails(release), "{release}");
+            assert!(!may_hang(release), "{release}");
         }
     }
 }

@@ -25,16 +25,17 @@ static int turn_ends(void *map, int *key, struct turn *turn)
 {
 	u32 cpu = *key;
 	struct cpu_state *c = cpu_at(cpu);
-	u64 now = bpf_ktime_get_ns(), until;
+	u64 now = bpf_ktime_get_ns(), until, due;
 
 	if (!c)
 		return 0;
 	until = c->until;
+	due = c->timer_at;
 	c->timer_at = 0;
 	if (!until)
 		return 0;
 	if (!is_before(now, until)) {
-		c->timer_late = now - until > OVERRUN;
+		c->timer_late = due && is_before(due + OVERRUN, now);
 		scx_bpf_kick_cpu(cpu, core_enum(scx_kick_flags, SCX_KICK_PREEMPT));
 		return 0;
 	}

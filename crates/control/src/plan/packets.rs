@@ -165,7 +165,7 @@ pub(super) fn check(observed: &Observed, threads: &[Thread], draft: &mut Draft) 
         ));
     }
     problems.extend(deadlines.refused.into_values());
-    for (promise, known) in draft.promises.iter_mut().zip(deadlines.of) {
+    for (promise, known) in draft.promises.iter_mut().zip(deadlines.by_promise) {
         (promise.vm.deadlines, promise.vm.handed_over) = known.unzip();
     }
     for (location, message) in problems {

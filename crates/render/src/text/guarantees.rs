@@ -71,21 +71,23 @@ fn from_kick(channel: &ChannelGuarantee, style: &Style) -> String {
     wrap(&style.ascii(&text), 98).iter().map(|line| format!("  {line}\n")).collect()
 }
 
-/// What is known of a VM's deadlines, and of how soon its frames are handed to the host; untrusted texts.
-pub fn known(vm: &PacketVm) -> Vec<String> {
+/// Whether a VM's deadlines are guaranteed, and how soon its frames are handed to the host; untrusted texts.
+pub fn of_packet_vm(vm: &PacketVm) -> Vec<String> {
     use {HandedOver::Within, PacketDeadlines::Guaranteed};
     match (&vm.deadlines, &vm.handed_over) {
-        (Some(PacketDeadlines::Unknown(why)), Some(HandedOver::Unknown(same))) if why == same => {
+        (Some(PacketDeadlines::NotGuaranteed(why)), Some(HandedOver::Unknown(same))) if why == same => {
             vec![format!(
-                "its deadlines are not guaranteed, nor how soon frames it sends reach the host's network stack: {why}"
+                "neither its deadlines nor the time from the kick to the host's network stack are guaranteed: {why}"
             )]
         }
         (deadlines, handed_over) => {
             let deadlines = deadlines.as_ref().map(|deadlines| match deadlines {
                 Guaranteed { cpu } => {
-                    format!("its deadlines are guaranteed on CPU {cpu}, if it needs no more than its runtime")
+                    format!(
+                        "its deadlines are guaranteed on CPU {cpu}, under the assumptions in docs/policy.md"
+                    )
                 }
-                PacketDeadlines::Unknown(why) => format!("its deadlines are not guaranteed: {why}"),
+                PacketDeadlines::NotGuaranteed(why) => format!("its deadlines are not guaranteed: {why}"),
             });
             let handed_over = handed_over.as_ref().map(|handed_over| match handed_over {
                 Within(ns) => format!(
@@ -137,20 +139,26 @@ mod tests {
         let known = |deadlines, handed_over| {
             let class = PacketClass { runtime: 1, deadline: 2, period: 3 };
             let process = Task { id: 1, started: 1 };
-            known(&PacketVm { name: "a".into(), process, class, deadlines: Some(deadlines), handed_over })
+            of_packet_vm(&PacketVm {
+                name: "a".into(),
+                process,
+                class,
+                deadlines: Some(deadlines),
+                handed_over,
+            })
         };
-        let unknown = |why: &str| PacketDeadlines::Unknown(why.into());
+        let unknown = |why: &str| PacketDeadlines::NotGuaranteed(why.into());
         assert_eq!(
             known(PacketDeadlines::Guaranteed { cpu: 3 }, Some(HandedOver::Within(2_000_000))),
             [
-                "its deadlines are guaranteed on CPU 3, if it needs no more than its runtime",
+                "its deadlines are guaranteed on CPU 3, under the assumptions in docs/policy.md",
                 "frames it sends reach the host's network stack within 2.00 ms of the kick"
             ]
         );
         assert_eq!(
             known(unknown("x"), Some(HandedOver::Unknown("x".into()))),
             [
-                "its deadlines are not guaranteed, nor how soon frames it sends reach the host's network stack: x"
+                "neither its deadlines nor the time from the kick to the host's network stack are guaranteed: x"
             ]
         );
         let two = known(unknown("x"), Some(HandedOver::Unknown("y".into())));

@@ -60,8 +60,8 @@ pub fn table(plan: &Plan, style: &Style) -> String {
     for vm in &plan.packet_vms {
         let text = guarantees::packet_vm(&vm.name, &vm.class);
         out += &format!("{}\n", style.paint(Tone::Strong, &style.ascii(&printable(&text))));
-        for known in guarantees::known(vm) {
-            for line in wrap(&style.ascii(&printable(&known)), 96) {
+        for text in guarantees::of_packet_vm(vm) {
+            for line in wrap(&style.ascii(&printable(&text)), 96) {
                 out += &format!("  {line}\n");
             }
         }

@@ -19,7 +19,7 @@ pub(super) struct Deadlines {
     /// CPUs whose VMs have all their threads there, and whose deadlines do not fit: the place of the class of the newest VM, and why.
     pub refused: BTreeMap<u32, (SourceLocation, String)>,
     /// Of each promise; `None` without threads.
-    pub of: Vec<Option<(PacketDeadlines, HandedOver)>>,
+    pub by_promise: Vec<Option<(PacketDeadlines, HandedOver)>>,
 }
 
 /// What is known of the deadlines of these promises.
@@ -37,20 +37,22 @@ pub(super) fn deadlines(observed: &Observed, threads: &[Thread], promises: &[Pro
     for cpu in ours.iter().filter_map(Ours::only_cpu) {
         by_cpu.entry(cpu).or_insert_with(|| of_cpu(cpu, &ours, threads, promises, &mut refused));
     }
+    let vm_of =
+        |promise: &Promise| observed.vms.iter().find(|vm| vm.process == promise.vm.process).map(|vm| &vm.vm);
     let sends_by_workers = |promise: &Promise| {
-        let vm = observed.vms.iter().find(|vm| vm.process == promise.vm.process);
         let other = |nic: &&Nic| !matches!(nic.data_plane, DataPlane::VhostNet | DataPlane::VhostMacvtap);
-        vm.and_then(|vm| vm.vm.nics.iter().find(other)).map_or(Ok(()), |nic| {
+        vm_of(promise).and_then(|vm| vm.nics.iter().find(other)).map_or(Ok(()), |nic| {
             Err(format!("its NIC {} is not served by a vhost worker (vhost=on)", printable(&nic.tap)))
         })
     };
     let of = |(n, promise)| {
         let own: Vec<&Ours<'_>> = ours.iter().filter(|our| our.promise == n).collect();
         let handed_over = || handed_over(promise, &own, sends_by_workers(promise), &by_cpu);
-        (!own.is_empty()).then(|| (packet_deadlines(promise, &own, &by_cpu), handed_over()))
+        let nics = vm_of(promise).map_or(&[][..], |vm| &vm.nics);
+        (!own.is_empty()).then(|| (packet_deadlines(promise, nics, &own, &by_cpu), handed_over()))
     };
-    let of = promises.iter().enumerate().map(of).collect();
-    Deadlines { refused, of }
+    let by_promise = promises.iter().enumerate().map(of).collect();
+    Deadlines { refused, by_promise }
 }
 
 /// A thread of a VM of this class.
@@ -159,8 +161,8 @@ fn text(overload: &Overload) -> String {
     }
 }
 
-/// Why a thread may not be there by this deadline.
-fn is_late(our: &Ours<'_>, deadline: u64, by_cpu: &BTreeMap<u32, Known>) -> Option<String> {
+/// Why this thread may miss this deadline; `None` if it does not.
+fn why_not_in_time(our: &Ours<'_>, deadline: u64, by_cpu: &BTreeMap<u32, Known>) -> Option<String> {
     match our.only_cpu().map(|cpu| by_cpu.get(&cpu)) {
         None => Some(our.may_run_on_several()),
         Some(Some(Known::From(from, _))) if deadline >= *from => None,
@@ -170,15 +172,30 @@ fn is_late(our: &Ours<'_>, deadline: u64, by_cpu: &BTreeMap<u32, Known>) -> Opti
 }
 
 /// Whether a VM's packets are handled by their deadlines: if all its threads are on one CPU, one of them is ready there from a packet's
-/// arrival until it has been handled. On several CPUs a thread may be woken late by the one before.
-fn packet_deadlines(promise: &Promise, own: &[&Ours<'_>], by_cpu: &BTreeMap<u32, Known>) -> PacketDeadlines {
-    if let Some(why) = own.iter().find_map(|our| is_late(our, promise.vm.class.deadline, by_cpu)) {
-        return PacketDeadlines::Unknown(why);
+/// arrival until it has been handled. With threads on several CPUs, the one that wakes another may itself run late.
+/// Only packets on taps that the scheduler finds, and that a worker serves, have deadlines.
+fn packet_deadlines(
+    promise: &Promise,
+    nics: &[Nic],
+    own: &[&Ours<'_>],
+    by_cpu: &BTreeMap<u32, Known>,
+) -> PacketDeadlines {
+    if let Some(nic) = nics.iter().find(|nic| nic.data_plane != DataPlane::VhostNet || nic.ifindex == 0) {
+        return PacketDeadlines::NotGuaranteed(format!(
+            "packets of its NIC {} have no deadlines: it is no tap of this network namespace that a vhost worker serves",
+            printable(&nic.tap)
+        ));
+    }
+    if nics.is_empty() || own.iter().all(|our| our.thread.vcpu) {
+        return PacketDeadlines::NotGuaranteed("it has no NIC that a vhost worker serves".to_owned());
+    }
+    if let Some(why) = own.iter().find_map(|our| why_not_in_time(our, promise.vm.class.deadline, by_cpu)) {
+        return PacketDeadlines::NotGuaranteed(why);
     }
     let cpus: BTreeSet<u32> = own.iter().filter_map(|our| our.only_cpu()).collect();
     match cpus.first() {
         Some(&cpu) if cpus.len() == 1 => PacketDeadlines::Guaranteed { cpu },
-        _ => PacketDeadlines::Unknown(format!(
+        _ => PacketDeadlines::NotGuaranteed(format!(
             "its threads are on CPUs {}: pin all to one (vcpu_cpus, worker_cpus)",
             cpus.into_iter().collect::<CpuSet>()
         )),
@@ -199,7 +216,7 @@ fn handed_over(
         Ok(()) if workers.peek().is_none() => Some("it has no vhost worker".to_owned()),
         served => served.err(),
     };
-    match missing.or_else(|| workers.find_map(|our| is_late(our, deadline, by_cpu))) {
+    match missing.or_else(|| workers.find_map(|our| why_not_in_time(our, deadline, by_cpu))) {
         Some(why) => HandedOver::Unknown(why),
         None => HandedOver::Within(deadline.saturating_mul(2)),
     }
