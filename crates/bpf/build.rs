@@ -10,7 +10,7 @@ mod clang;
 const PROGRAMS: &[(&str, &[&str])] = &[
     ("path_trace", &["path_trace", "check", "recurse"]),
     ("qdisc_edf", &["qdisc_edf", "sent_check"]),
-    ("scx_vcpu", &["scx_vcpu"]),
+    ("scx_vcpu", &["scx_vcpu", "budget_check"]),
     ("common", &["share"]),
 ];
 

@@ -204,7 +204,7 @@ fn deadlines_on_one_cpu_are_compared_exactly() {
     assert_eq!(deadlines([(2, 3, 20, "1"), (2, 5, 20, "1")]).unwrap(), [within(6), within(10)]);
     // 4 ms, and 0.1 ms until a CPU gives way, do not fit into 4 ms.
     let problems = deadlines([(2, 3, 20, "1"), (2, 4, 20, "1")]).unwrap_err();
-    let what = "a, b on CPU 1 may need 4.10 ms of it within 4.00 ms (100 µs of these until it gives way), but it gives 4.00 ms";
+    let what = "a, b on CPU 1 may need 4.20 ms of it within 4.00 ms, as each may begin or end 100 µs late, but it gives 4.00 ms";
     assert_eq!(problems.len(), 1, "{problems:?}");
     assert!(problems[0].message.starts_with(what), "{problems:?}");
     let problems = deadlines([(5, 10, 10, "1"), (5, 10, 10, "1")]).unwrap_err();

@@ -26,34 +26,93 @@
 
 #include "maps.bpf.h"
 
+/* What is left of the budget for what was released in a slot, less what is owed (`debt`), ns. */
+struct left {
+	s64 all;
+	s64 unasked; /* of this, without a packet */
+};
+
 /* Whether a thread goes before others, and with which deadline; or by weight. */
 struct place {
-	u64 deadline;	/* NO_DEADLINE: by weight */
-	u64 left;	/* for how long, ns */
+	u64 deadline; /* NO_DEADLINE: by weight */
+	u64 usable;   /* for how long, ns */
+	struct left left;
 	u64 slot;	/* of the release */
 	bool packet;	/* a packet is pending */
 	bool asked;	/* the whole budget can be used, not only half of it */
 	bool exhausted; /* less than MIN_SLICE of the budget was left at the release: it was put off */
 };
 
-/* A new slot is charged with a part of a debt: with as much of the budget as there is for each slot, so many
- * of which have passed. */
-static __always_inline void pay(s64 *debt, s64 *slot, u64 budget, u64 passed)
+/* The periods that contain the slot begin with it, or up to SLOTS_PER_PERIOD - 1 before; in none of them more
+ * than the budget is used. Not static: the verifier looks at it once for each program, not once for each
+ * call. */
+__noinline int find_left(u32 vm_index, u64 slot, u64 latest, struct left *left)
 {
-	/* of 16 periods at most; a budget of 13 days is as good as more, and the product does not overflow */
-	u64 slots = least(passed, 16 * SLOTS_PER_PERIOD);
-	s64 paid = least(budget, 1ULL << 50) * slots / SLOTS_PER_PERIOD, owed = *debt;
+	const struct vm_settings *vm = bpf_map_lookup_elem(&vms, &vm_index);
+	struct vm_state *s = bpf_map_lookup_elem(&states, &vm_index);
+	s64 all = 0, unasked = 0, most_all = 0, most_unasked = 0;
+	u64 end = slot - (SLOTS_PER_PERIOD - 1);
+	int i;
 
-	if (owed <= 0)
+	if (!left)
+		return 0;
+	left->all = left->unasked = 0;
+	if (!vm || !s)
+		return 0;
+	bpf_for(i, 0, 2 * SLOTS_PER_PERIOD - 1)
+	{
+		if (is_before(latest, end))
+			break;
+		all += s->used[end % SLOTS];
+		unasked += s->unasked[end % SLOTS];
+		if (i >= SLOTS_PER_PERIOD) {
+			all -= s->used[(end - SLOTS_PER_PERIOD) % SLOTS];
+			unasked -= s->unasked[(end - SLOTS_PER_PERIOD) % SLOTS];
+		}
+		most_all = all > most_all ? all : most_all;
+		most_unasked = unasked > most_unasked ? unasked : most_unasked;
+		end++;
+	}
+	left->all = (s64)vm->budget - most_all - s->debt;
+	left->unasked = (s64)vm->budget / 2 - most_unasked - s->unasked_debt;
+	return 0;
+}
+
+/* A slot is charged with what is owed, as far as there is room in the periods that contain it. */
+static __always_inline void pay(s64 *debt, s64 *slot, s64 left)
+{
+	/* `left` is what the debt leaves */
+	s64 owed = *debt, paid = left < 0 ? owed + left : owed;
+
+	if (owed <= 0 || paid <= 0)
 		return;
-	paid = paid < owed ? paid : owed;
 	__sync_fetch_and_sub(debt, paid);
-	__sync_fetch_and_add(slot, least(paid, budget));
+	__sync_fetch_and_add(slot, paid);
+}
+
+/* What is owed is charged to the first slots with room, as if it had been released then. */
+static __always_inline void pay_all(u32 vm_index, struct vm_state *s, u64 latest)
+{
+	u64 slot = s->owed_from;
+	struct left left;
+	int i;
+
+	if (is_before(slot, latest - 2 * SLOTS_PER_PERIOD))
+		slot = latest - 2 * SLOTS_PER_PERIOD;
+	bpf_for(i, 0, 2 * SLOTS_PER_PERIOD + 1)
+	{
+		if (is_before(latest, slot) || (s->debt <= 0 && s->unasked_debt <= 0))
+			break;
+		find_left(vm_index, slot, latest, &left);
+		pay(&s->debt, &s->used[slot % SLOTS], left.all);
+		pay(&s->unasked_debt, &s->unasked[slot % SLOTS], left.unasked);
+		slot++;
+	}
 }
 
 /* The slots up to this one. Those that begin are empty; the one after them, too: it is the oldest one, which
  * is of no use any more, and nobody charges it before it begins. */
-static __always_inline u64 latest_slot(const struct vm_settings *vm, struct vm_state *s, u64 latest)
+static __always_inline u64 latest_slot(u32 vm_index, struct vm_state *s, u64 latest)
 {
 	u64 slot = s->slot;
 	s64 passed = latest - slot;
@@ -71,10 +130,8 @@ static __always_inline u64 latest_slot(const struct vm_settings *vm, struct vm_s
 		s->used[(latest + 1 - i) % SLOTS] = 0;
 		s->unasked[(latest + 1 - i) % SLOTS] = 0;
 	}
-	if (__sync_val_compare_and_swap(&s->slot, slot, latest) == slot && passed > 0) {
-		pay(&s->debt, &s->used[latest % SLOTS], vm->budget, passed);
-		pay(&s->unasked_debt, &s->unasked[latest % SLOTS], vm->budget / 2, passed);
-	}
+	if (__sync_val_compare_and_swap(&s->slot, slot, latest) == slot && passed > 0)
+		pay_all(vm_index, s, latest);
 	return latest;
 }
 
@@ -109,47 +166,6 @@ static __always_inline void count_used_up(u32 vm_index, u64 now)
 		__sync_fetch_and_add(&s->exhausted, 1);
 }
 
-/* What is left of the budget for what was released in a slot. */
-struct left {
-	s64 all;
-	s64 unasked; /* of this, without a packet */
-};
-
-/* The periods that contain the slot begin with it, or up to SLOTS_PER_PERIOD - 1 before; in none of them more
- * than the budget is used. Not static: the verifier looks at it once for each program, not once for each
- * call. */
-__noinline int find_left(u32 vm_index, u64 slot, u64 latest, struct left *left)
-{
-	const struct vm_settings *vm = bpf_map_lookup_elem(&vms, &vm_index);
-	struct vm_state *s = bpf_map_lookup_elem(&states, &vm_index);
-	s64 all = 0, unasked = 0, most_all = 0, most_unasked = 0;
-	u64 end = slot - (SLOTS_PER_PERIOD - 1);
-	int i;
-
-	if (!left)
-		return 0;
-	left->all = left->unasked = 0;
-	if (!vm || !s)
-		return 0;
-	bpf_for(i, 0, 2 * SLOTS_PER_PERIOD - 1)
-	{
-		if (is_before(latest, end))
-			break;
-		all += s->used[end % SLOTS];
-		unasked += s->unasked[end % SLOTS];
-		if (i >= SLOTS_PER_PERIOD) {
-			all -= s->used[(end - SLOTS_PER_PERIOD) % SLOTS];
-			unasked -= s->unasked[(end - SLOTS_PER_PERIOD) % SLOTS];
-		}
-		most_all = all > most_all ? all : most_all;
-		most_unasked = unasked > most_unasked ? unasked : most_unasked;
-		end++;
-	}
-	left->all = (s64)vm->budget - most_all;
-	left->unasked = (s64)vm->budget / 2 - most_unasked;
-	return 0;
-}
-
 /* How much of this a thread can use; 0 if it is too little. */
 static __always_inline u64 usable(const struct left *left, bool asked)
 {
@@ -168,7 +184,7 @@ static __always_inline void place_released(u32 vm_index, const struct vm_setting
 
 	if (!width)
 		return;
-	latest = latest_slot(vm, s, now / width);
+	latest = latest_slot(vm_index, s, now / width);
 	slot = released / width;
 	/* a deadline is no longer than a period: what was released earlier is late already */
 	if (is_before(slot, latest - 2 * SLOTS_PER_PERIOD)) {
@@ -199,7 +215,8 @@ static __always_inline void place_released(u32 vm_index, const struct vm_setting
 		released = slot * width;
 	}
 	place->deadline = released + vm->deadline;
-	place->left = most;
+	place->usable = most;
+	place->left = left;
 	place->slot = slot;
 }
 
@@ -213,7 +230,8 @@ __noinline int find_place(u32 vm_index, u32 role, u64 woke, u64 now, struct plac
 	if (!place)
 		return 0;
 	place->deadline = NO_DEADLINE;
-	place->left = place->slot = 0;
+	place->usable = place->slot = 0;
+	place->left.all = place->left.unasked = 0;
 	place->packet = place->exhausted = false;
 	place->asked = false;
 	if (!vm || !s || !vm->budget || !vm->deadline)
@@ -292,27 +310,43 @@ static __always_inline bool arrive(u32 vm_index, u64 now)
 static __always_inline u64 grant(u32 vm_index, struct task *t, const struct place *place, u64 most)
 {
 	struct vm_state *s = bpf_map_lookup_elem(&states, &vm_index);
-	u64 half = place->left / 2, granted = least(place->left, half > MIN_GRANT ? half : MIN_GRANT);
+	u64 half = place->usable / 2, granted = least(place->usable, half > MIN_GRANT ? half : MIN_GRANT);
 
 	if (!s)
 		return MIN_SLICE;
 	granted = least(granted, most);
 	t->granted = granted;
 	t->granted_in = place->slot;
+	t->spare = place->left.all + s->debt - granted;
+	t->unasked_spare = place->left.unasked + s->unasked_debt - granted;
 	__sync_fetch_and_add(&s->used[place->slot % SLOTS], granted);
 	if (!place->asked)
 		__sync_fetch_and_add(&s->unasked[place->slot % SLOTS], granted);
 	return granted;
 }
 
-/* A thread that went before others has run for so long. What it took longer than granted is charged to later
- * slots: it is not forgotten with the slot that it was granted in. `timer_late`: the timer that ends its
- * turn fired more than OVERRUN late. */
+/* What a thread took longer than granted is charged to the slot that it was granted in, as far as there was
+ * more left for that, and the rest to later slots: it is not forgotten with that slot. So a release never
+ * gets more than the budget and what one turn took too long, however many turns it had. */
+static __always_inline void charge_over(s64 *slot, s64 *debt, u64 *spare, u64 over, bool known)
+{
+	u64 own = known ? least(over, *spare) : 0;
+
+	*spare -= own;
+	if (own)
+		__sync_fetch_and_add(slot, own);
+	if (over > own)
+		__sync_fetch_and_add(debt, over - own);
+}
+
+/* A thread that went before others has run for so long. `timer_late`: the timer that ends its turn fired more
+ * than OVERRUN late. */
 static __always_inline void use(struct vm_state *s, struct task *t, u64 ran, bool timer_late)
 {
 	/* what was granted long ago is forgotten */
 	bool known = (s64)(s->slot - t->granted_in) < SLOTS - 1;
 	u64 back = t->granted > ran ? t->granted - ran : 0, over = ran > t->granted ? ran - t->granted : 0;
+	s64 *used = &s->used[t->granted_in % SLOTS], *unasked = &s->unasked[t->granted_in % SLOTS];
 
 	if (t->granted) {
 		__sync_fetch_and_add(&s->turns, 1);
@@ -324,14 +358,16 @@ static __always_inline void use(struct vm_state *s, struct task *t, u64 ran, boo
 	}
 	t->granted = 0;
 	if (known && back) {
-		__sync_fetch_and_sub(&s->used[t->granted_in % SLOTS], back);
+		__sync_fetch_and_sub(used, back);
 		if (!t->asked)
-			__sync_fetch_and_sub(&s->unasked[t->granted_in % SLOTS], back);
+			__sync_fetch_and_sub(unasked, back);
 	}
 	if (over) {
-		__sync_fetch_and_add(&s->debt, over);
+		if (is_before(s->owed_from, t->granted_in))
+			s->owed_from = t->granted_in;
+		charge_over(used, &s->debt, &t->spare, over, known);
 		if (!t->asked)
-			__sync_fetch_and_add(&s->unasked_debt, over);
+			charge_over(unasked, &s->unasked_debt, &t->unasked_spare, over, known);
 	}
 	__sync_fetch_and_add(&s->edf_time, ran);
 }

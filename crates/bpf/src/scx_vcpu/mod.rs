@@ -385,6 +385,8 @@ fn lacks(what: &str) -> Error {
 }
 
 #[cfg(test)]
+mod budget_check;
+#[cfg(test)]
 mod tests {
     use super::may_hang;
 

@@ -154,7 +154,7 @@ fn text(overload: &Overload) -> String {
             let [at, needed, given] = [at, needed, given].map(|ns| duration(ns as f64));
             let late = duration(cpu::LATE as f64);
             format!(
-                "may need {needed} of it within {at} ({late} of these until it gives way), but it gives {given}"
+                "may need {needed} of it within {at}, as each may begin or end {late} late, but it gives {given}"
             )
         }
         Overload::Undecided => "have deadlines and periods that differ by too much to be compared".to_owned(),
