@@ -204,17 +204,38 @@ fn end(hogs: &[(Child, u32)]) {
     hogs.iter().for_each(|(child, _)| child.kill().unwrap());
 }
 
+/// The vCPU and the vhost worker of a VM that are on [`CPU`].
+fn threads_of(vm: &Guest<'_>) -> Vec<u32> {
+    [vm.vcpu_tids()[..1].to_vec(), vm.vhost_tids()].concat()
+}
+
+/// Response times depend on the machine: the kernel's trace says for how long the VM's threads waited while others had their CPU.
 fn requests_are_answered_beside_busy_loops() {
     let guest = &VM1.0;
+    let threads = threads_of(guest);
     let _hogs = load::hogs(&LAB.host, CPU, HOGS).unwrap();
-    let without = load::echo_one_by_one(&LAB.host, guest, 30.0, 100).unwrap();
+    // How it was answered, and the waits for each answer, ns.
+    let answered = || {
+        let switches = Switches::start(&LAB, CPU, &threads).unwrap();
+        let answered = load::echo_one_by_one(&LAB.host, guest, 30.0, 100).unwrap();
+        let turns = switches.stop().unwrap();
+        let behind_others = turns.iter().map(|turns| {
+            let (all, own) = turns.waited(0, u64::MAX, &threads);
+            all - own
+        });
+        let each = behind_others.sum::<u64>() as f64 / answered.received.max(1) as f64;
+        (answered, each)
+    };
+    let (without, waited_without) = answered();
     let scheduler = Scheduler::start(AMPLE);
-    let with = load::echo_one_by_one(&LAB.host, guest, 30.0, 100).unwrap();
+    let (with, waited_with) = answered();
     let stats = scheduler.stats();
     scheduler.stop();
-    eprintln!("without: {without:?}\nwith: {with:?}\n{stats}");
+    eprintln!(
+        "without: {without:?}, waits of {waited_without} ns\nwith: {with:?}, waits of {waited_with} ns\n{stats}"
+    );
     assert!(with.received + 2 >= with.sent, "{with:?}");
-    assert!(with.p50_ns * 2 < without.p50_ns);
+    assert!(waited_with * 4.0 < waited_without, "{waited_with} and {waited_without} ns for each answer");
     assert!(stats["vms"][0]["packets"].as_u64().unwrap() >= with.received);
 }
 
@@ -222,10 +243,7 @@ fn requests_are_answered_beside_busy_loops() {
 /// fast machine there is seldom something to wait for. So the kernel's trace says who ran while the other VM waited: it has to be the one with
 /// the earlier deadlines, whichever that is. Budgets exceed what either needs.
 fn of_two_vms_the_one_with_the_earlier_deadlines_goes_first() {
-    let threads = [&VM1.0, &VM2.0].map(|vm| {
-        let of_vm = [vm.vcpu_tids()[..1].to_vec(), vm.vhost_tids()];
-        of_vm.concat()
-    });
+    let threads = [&VM1.0, &VM2.0].map(threads_of);
     // ms
     let share_of_the_first = |deadlines: [u32; 2]| {
         let [first, second] = deadlines.map(|ms| ms * 1000);

@@ -18,6 +18,7 @@ struct running {
 	u64 most;  /* for how long it may run in any case */
 	u64 needs; /* for how long it would run */
 	u64 late;  /* how late its turn ends if it needs more than it is granted */
+	u64 look;  /* whether somebody looks when it has run, before it is charged */
 	/* results: */
 	u64 ran;      /* before others; 0: it runs by weight now */
 	u64 released; /* the job that it ran */
@@ -29,7 +30,7 @@ int turn(struct running *r)
 	u32 vm = 0;
 	const struct vm_settings *settings = bpf_map_lookup_elem(&vms, &vm);
 	struct vm_state *s = bpf_map_lookup_elem(&states, &vm);
-	struct place place = {};
+	struct place place = {}, other;
 	struct task t = {};
 	u64 granted;
 
@@ -43,6 +44,8 @@ int turn(struct running *r)
 	granted = grant(vm, &t, &place, r->most);
 	r->ran = r->needs > granted ? granted + r->late : r->needs;
 	r->released = place.deadline - settings->deadline;
-	use(s, &t, r->ran, false);
+	if (r->look)
+		find_place(vm, r->role, r->woke, r->now + r->ran, &other);
+	use(vm, s, &t, r->ran, false);
 	return 0;
 }

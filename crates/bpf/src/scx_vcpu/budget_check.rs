@@ -26,6 +26,7 @@ struct Running {
     most: u64,
     needs: u64,
     late: u64,
+    look: u64,
     ran: u64,
     released: u64,
 }
@@ -42,11 +43,29 @@ impl Vm {
 
     /// Begins anew with these promises, ns.
     fn promise(&mut self, budget: u64, period: u64) {
-        let settings = types::vm_settings { deadline: period, period, budget };
-        let first = 0u32.to_ne_bytes();
-        map(&self.0, "vms").unwrap().update(&first, bytes_of(&settings), MapFlags::ANY).unwrap();
+        self.promise_now(budget, period);
         let state = types::vm_state::default();
-        map(&self.0, "states").unwrap().update(&first, bytes_of(&state), MapFlags::ANY).unwrap();
+        map(&self.0, "states").unwrap().update(&0u32.to_ne_bytes(), bytes_of(&state), MapFlags::ANY).unwrap();
+    }
+
+    /// Changes the promises of a VM that runs.
+    fn promise_now(&mut self, budget: u64, period: u64) {
+        let settings = types::vm_settings { deadline: period, period, budget };
+        map(&self.0, "vms").unwrap().update(&0u32.to_ne_bytes(), bytes_of(&settings), MapFlags::ANY).unwrap();
+    }
+
+    /// What a worker that wakes up then, and would use the CPU as long as it may, gets before others within a period.
+    fn gets(&mut self, woke: u64, period: u64, late: u64) -> u64 {
+        let (mut now, mut had) = (woke, 0);
+        while now - woke < period {
+            let needs = u64::MAX;
+            let most = 10_000_000;
+            let turn =
+                self.turn(Running { role: VHOST_WORKER, woke, now, most, needs, late, ..Running::default() });
+            had += turn.ran;
+            now += if turn.ran > 0 { turn.ran } else { period / SLOTS };
+        }
+        had
     }
 
     fn turn(&mut self, of: Running) -> Running {
@@ -55,6 +74,43 @@ impl Vm {
         let input = ProgramInput { context_in: Some(&mut context), ..ProgramInput::default() };
         assert_eq!(program.test_run(input).unwrap().return_value, 0);
         value_of(&context)
+    }
+}
+
+/// Whatever it had used before, and however late its turns were: what is owed is paid by then.
+#[test]
+fn a_vm_that_has_slept_has_its_budget() {
+    const MS: u64 = 1_000_000;
+    let mut vm = Vm::new();
+    vm.promise(2 * MS, 10 * MS);
+    assert_eq!(vm.gets(BEGIN, 10 * MS, 0), 2 * MS);
+    // One turn too long by 50 ms: of 25 periods.
+    vm.promise(2 * MS, 10 * MS);
+    let most = vm.gets(BEGIN, MS, 50 * MS);
+    assert!(most > 50 * MS, "{most}");
+    assert_eq!(vm.gets(BEGIN + 60 * MS, 10 * MS, 0), 0, "it is owed");
+    assert_eq!(vm.gets(BEGIN + 1000 * MS, 10 * MS, 0), 2 * MS, "it has slept");
+    // With small debts time and again, each is paid after a while.
+    for n in 1..20 {
+        let had = vm.gets(BEGIN + (1000 + n * 40) * MS, 10 * MS, LATE);
+        assert!((2 * MS..=2 * MS + LATE).contains(&had), "{had}");
+    }
+}
+
+/// The slots of a longer period have smaller numbers.
+#[test]
+fn another_period_does_not_leave_a_debt() {
+    const MS: u64 = 1_000_000;
+    for period in [5, 20, 1000] {
+        let mut vm = Vm::new();
+        vm.promise(2 * MS, 10 * MS);
+        vm.gets(BEGIN, 10 * MS, 4 * MS);
+        vm.promise_now(2 * MS, period * MS);
+        let begin = BEGIN + 100 * period * MS;
+        for n in 0..5 {
+            let had = vm.gets(begin + 3 * n * period * MS, period * MS, 0);
+            assert!(n == 0 || had == 2 * MS, "{had} of the {n}th");
+        }
     }
 }
 
@@ -69,21 +125,22 @@ proptest! {
         periods in 1..20_u64,
         most in Figures::MIN_SLICE..10_000_000,
         jobs in prop::collection::vec(
-            (any::<bool>(), 0..3_000_u64, 0..2_000_u64, prop::collection::vec(0..=LATE, 1..4)), 1..40)
+            (any::<bool>(), any::<bool>(), 0..3_000_u64, 0..2_000_u64, prop::collection::vec(0..=LATE, 1..4)), 1..40)
     ) {
         let width = (budget * periods).next_multiple_of(SLOTS) / SLOTS;
         let mut vm = Vm::new();
         vm.promise(budget, width * SLOTS);
         let (mut now, mut had) = (BEGIN, Vec::new());
         // Thousandths: of a period without work, and of a budget that is needed.
-        for (worker, sleeps, needs, lates) in jobs {
+        for (worker, look, sleeps, needs, lates) in jobs {
             now += sleeps * width * SLOTS / 1000;
             let woke = now;
             let role = if worker { VHOST_WORKER } else { VCPU };
             let (mut needs, mut lates) = (needs * budget / 1000, lates.into_iter().cycle());
             while needs > 0 && now - woke < 8 * SLOTS * width {
                 let late = lates.next().unwrap_or(0);
-                let turn = vm.turn(Running { role, woke, now, most, needs, late, ..Running::default() });
+                let look = look.into();
+                let turn = vm.turn(Running { role, woke, now, most, needs, late, look, ..Running::default() });
                 if turn.ran > 0 {
                     had.push((turn.released / width, turn.ran));
                 }

@@ -26,7 +26,7 @@
 
 #include "maps.bpf.h"
 
-/* What is left of the budget for what was released in a slot, less what is owed (`debt`), ns. */
+/* What is left of the budget for what was released in a slot, ns; less if something is owed (`debt`). */
 struct left {
 	s64 all;
 	s64 unasked; /* of this, without a packet */
@@ -34,10 +34,10 @@ struct left {
 
 /* Whether a thread goes before others, and with which deadline; or by weight. */
 struct place {
-	u64 deadline; /* NO_DEADLINE: by weight */
-	u64 usable;   /* for how long, ns */
-	struct left left;
+	u64 deadline;	/* NO_DEADLINE: by weight */
+	u64 usable;	/* for how long, ns */
 	u64 slot;	/* of the release */
+	u64 again;	/* NO_DEADLINE as the budget is used up: when there may be more; else 0 */
 	bool packet;	/* a packet is pending */
 	bool asked;	/* the whole budget can be used, not only half of it */
 	bool exhausted; /* less than MIN_SLICE of the budget was left at the release: it was put off */
@@ -73,21 +73,31 @@ __noinline int find_left(u32 vm_index, u64 slot, u64 latest, struct left *left)
 		most_unasked = unasked > most_unasked ? unasked : most_unasked;
 		end++;
 	}
-	left->all = (s64)vm->budget - most_all - s->debt;
-	left->unasked = (s64)vm->budget / 2 - most_unasked - s->unasked_debt;
+	left->all = (s64)vm->budget - most_all;
+	left->unasked = (s64)vm->budget / 2 - most_unasked;
 	return 0;
 }
 
 /* A slot is charged with what is owed, as far as there is room in the periods that contain it. */
 static __always_inline void pay(s64 *debt, s64 *slot, s64 left)
 {
-	/* `left` is what the debt leaves */
-	s64 owed = *debt, paid = left < 0 ? owed + left : owed;
+	s64 owed = *debt, paid = left < owed ? left : owed;
 
-	if (owed <= 0 || paid <= 0)
-		return;
-	__sync_fetch_and_sub(debt, paid);
-	__sync_fetch_and_add(slot, paid);
+	/* or another CPU pays */
+	if (paid > 0 && __sync_val_compare_and_swap(debt, owed, owed - paid) == owed)
+		__sync_fetch_and_add(slot, paid);
+}
+
+/* A VM has slept for so many slots beyond those that are kept: what it could have had there is off its debt.
+ */
+static __always_inline void forgive(s64 *debt, u64 budget, u64 slots)
+{
+	/* of 16 periods at most; a budget of 13 days is as good as more, and the product does not overflow */
+	s64 owed = *debt,
+	    off = least(budget, 1ULL << 50) * least(slots, 16 * SLOTS_PER_PERIOD) / SLOTS_PER_PERIOD;
+
+	if (owed > 0)
+		__sync_val_compare_and_swap(debt, owed, off < owed ? owed - off : 0);
 }
 
 /* What is owed is charged to the first slots with room, as if it had been released then. */
@@ -97,6 +107,8 @@ static __always_inline void pay_all(u32 vm_index, struct vm_state *s, u64 latest
 	struct left left;
 	int i;
 
+	if (is_before(latest, slot))
+		slot = latest;
 	if (is_before(slot, latest - 2 * SLOTS_PER_PERIOD))
 		slot = latest - 2 * SLOTS_PER_PERIOD;
 	bpf_for(i, 0, 2 * SLOTS_PER_PERIOD + 1)
@@ -112,7 +124,8 @@ static __always_inline void pay_all(u32 vm_index, struct vm_state *s, u64 latest
 
 /* The slots up to this one. Those that begin are empty; the one after them, too: it is the oldest one, which
  * is of no use any more, and nobody charges it before it begins. */
-static __always_inline u64 latest_slot(u32 vm_index, struct vm_state *s, u64 latest)
+static __always_inline u64 latest_slot(u32 vm_index, const struct vm_settings *vm, struct vm_state *s,
+				       u64 latest)
 {
 	u64 slot = s->slot;
 	s64 passed = latest - slot;
@@ -130,8 +143,17 @@ static __always_inline u64 latest_slot(u32 vm_index, struct vm_state *s, u64 lat
 		s->used[(latest + 1 - i) % SLOTS] = 0;
 		s->unasked[(latest + 1 - i) % SLOTS] = 0;
 	}
-	if (__sync_val_compare_and_swap(&s->slot, slot, latest) == slot && passed > 0)
+	if (__sync_val_compare_and_swap(&s->slot, slot, latest) != slot)
+		return latest;
+	if (passed <= 0) {
+		s->debt = s->unasked_debt = 0;
+	} else if (s->debt > 0 || s->unasked_debt > 0) {
+		if (passed > 2 * SLOTS_PER_PERIOD) {
+			forgive(&s->debt, vm->budget, passed - 2 * SLOTS_PER_PERIOD);
+			forgive(&s->unasked_debt, vm->budget / 2, passed - 2 * SLOTS_PER_PERIOD);
+		}
 		pay_all(vm_index, s, latest);
+	}
 	return latest;
 }
 
@@ -167,9 +189,10 @@ static __always_inline void count_used_up(u32 vm_index, u64 now)
 }
 
 /* How much of this a thread can use; 0 if it is too little. */
-static __always_inline u64 usable(const struct left *left, bool asked)
+static __always_inline u64 usable(const struct vm_state *s, const struct left *left, bool asked)
 {
-	s64 most = !asked && left->unasked < left->all ? left->unasked : left->all;
+	s64 all = left->all - s->debt, unasked = left->unasked - s->unasked_debt;
+	s64 most = !asked && unasked < all ? unasked : all;
 
 	return most < (s64)MIN_SLICE ? 0 : most;
 }
@@ -184,7 +207,7 @@ static __always_inline void place_released(u32 vm_index, const struct vm_setting
 
 	if (!width)
 		return;
-	latest = latest_slot(vm_index, s, now / width);
+	latest = latest_slot(vm_index, vm, s, now / width);
 	slot = released / width;
 	/* a deadline is no longer than a period: what was released earlier is late already */
 	if (is_before(slot, latest - 2 * SLOTS_PER_PERIOD)) {
@@ -194,19 +217,21 @@ static __always_inline void place_released(u32 vm_index, const struct vm_setting
 		slot = latest;
 	}
 	find_left(vm_index, slot, latest, &left);
-	place->exhausted = left.all < (s64)MIN_SLICE;
-	most = usable(&left, place->asked);
+	place->exhausted = left.all - s->debt < (s64)MIN_SLICE;
+	most = usable(s, &left, place->asked);
 	if (!most) {
 		/* It is put off to the first slot of which enough is left. If that is none of the last ones,
 		 * it has to wait. */
 		find_left(vm_index, latest, latest, &left);
-		if (!usable(&left, place->asked))
+		if (!usable(s, &left, place->asked)) {
+			place->again = (latest + 1) * width;
 			return;
+		}
 		bpf_for(i, 0, 2 * SLOTS_PER_PERIOD)
 		{
 			slot++;
 			find_left(vm_index, slot, latest, &left);
-			most = usable(&left, place->asked);
+			most = usable(s, &left, place->asked);
 			if (most || slot == latest)
 				break;
 		}
@@ -216,7 +241,6 @@ static __always_inline void place_released(u32 vm_index, const struct vm_setting
 	}
 	place->deadline = released + vm->deadline;
 	place->usable = most;
-	place->left = left;
 	place->slot = slot;
 }
 
@@ -230,8 +254,7 @@ __noinline int find_place(u32 vm_index, u32 role, u64 woke, u64 now, struct plac
 	if (!place)
 		return 0;
 	place->deadline = NO_DEADLINE;
-	place->usable = place->slot = 0;
-	place->left.all = place->left.unasked = 0;
+	place->usable = place->slot = place->again = 0;
 	place->packet = place->exhausted = false;
 	place->asked = false;
 	if (!vm || !s || !vm->budget || !vm->deadline)
@@ -317,8 +340,6 @@ static __always_inline u64 grant(u32 vm_index, struct task *t, const struct plac
 	granted = least(granted, most);
 	t->granted = granted;
 	t->granted_in = place->slot;
-	t->spare = place->left.all + s->debt - granted;
-	t->unasked_spare = place->left.unasked + s->unasked_debt - granted;
 	__sync_fetch_and_add(&s->used[place->slot % SLOTS], granted);
 	if (!place->asked)
 		__sync_fetch_and_add(&s->unasked[place->slot % SLOTS], granted);
@@ -328,11 +349,10 @@ static __always_inline u64 grant(u32 vm_index, struct task *t, const struct plac
 /* What a thread took longer than granted is charged to the slot that it was granted in, as far as there was
  * more left for that, and the rest to later slots: it is not forgotten with that slot. So a release never
  * gets more than the budget and what one turn took too long, however many turns it had. */
-static __always_inline void charge_over(s64 *slot, s64 *debt, u64 *spare, u64 over, bool known)
+static __always_inline void charge_over(s64 *slot, s64 *debt, s64 left, u64 over)
 {
-	u64 own = known ? least(over, *spare) : 0;
+	u64 own = left > 0 ? least(over, left) : 0;
 
-	*spare -= own;
 	if (own)
 		__sync_fetch_and_add(slot, own);
 	if (over > own)
@@ -341,12 +361,15 @@ static __always_inline void charge_over(s64 *slot, s64 *debt, u64 *spare, u64 ov
 
 /* A thread that went before others has run for so long. `timer_late`: the timer that ends its turn fired more
  * than OVERRUN late. */
-static __always_inline void use(struct vm_state *s, struct task *t, u64 ran, bool timer_late)
+static __always_inline void use(u32 vm_index, struct vm_state *s, struct task *t, u64 ran, bool timer_late)
 {
-	/* what was granted long ago is forgotten */
-	bool known = (s64)(s->slot - t->granted_in) < SLOTS - 1;
+	/* what was granted long ago is forgotten, or with another period */
+	s64 since = s->slot - t->granted_in;
+	bool known = since > -SLOTS_PER_PERIOD && since < SLOTS - 1;
 	u64 back = t->granted > ran ? t->granted - ran : 0, over = ran > t->granted ? ran - t->granted : 0;
 	s64 *used = &s->used[t->granted_in % SLOTS], *unasked = &s->unasked[t->granted_in % SLOTS];
+	struct left left = {};
+	u64 from;
 
 	if (t->granted) {
 		__sync_fetch_and_add(&s->turns, 1);
@@ -363,11 +386,15 @@ static __always_inline void use(struct vm_state *s, struct task *t, u64 ran, boo
 			__sync_fetch_and_sub(unasked, back);
 	}
 	if (over) {
-		if (is_before(s->owed_from, t->granted_in))
-			s->owed_from = t->granted_in;
-		charge_over(used, &s->debt, &t->spare, over, known);
+		/* as it is now: a slot that began meanwhile may have paid with it */
+		if (known)
+			find_left(vm_index, t->granted_in, s->slot, &left);
+		from = known ? t->granted_in : s->slot;
+		if (is_before(s->owed_from, from))
+			s->owed_from = from;
+		charge_over(used, &s->debt, left.all, over);
 		if (!t->asked)
-			charge_over(unasked, &s->unasked_debt, &t->unasked_spare, over, known);
+			charge_over(unasked, &s->unasked_debt, left.unasked, over);
 	}
 	__sync_fetch_and_add(&s->edf_time, ran);
 }

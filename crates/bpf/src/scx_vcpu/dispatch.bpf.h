@@ -11,6 +11,7 @@ struct choice {
 	u64 deadline; /* NO_DEADLINE: by weight */
 	u64 vtime;
 	u64 queue;
+	u64 again; /* when a thread that waits without a budget may have one: the first such time; 0: never */
 	u32 role;
 	u32 slot;
 	bool is_prev;
@@ -70,6 +71,8 @@ static __always_inline void consider_thread(struct choice *best, struct cpu_stat
 	if (!thread)
 		return;
 	place = place_of(thread, now);
+	if (place.again && (!best->again || is_before(place.again, best->again)))
+		best->again = place.again;
 	if (enough && place.deadline != NO_DEADLINE)
 		consider(best, NO_DEADLINE, 0, c->vnow + SLICE, THREAD_QUEUES + slot, slot + 1, is_prev);
 	else
@@ -148,8 +151,9 @@ static __always_inline void charge(struct task_struct *p, struct task *t, struct
 		__sync_fetch_and_add(&s->fair_time, ran);
 		return;
 	}
-	use(s, t, ran, c->timer_late || (c->timer_at && is_before(c->timer_at + OVERRUN, now)));
-	c->owed += ran / EDF_PER_OTHERS;
+	use(vm, s, t, ran, c->timer_late || (c->timer_at && is_before(c->timer_at + OVERRUN, now)));
+	/* Not for what it took too long: a turn of others has a bound. */
+	c->owed = least(c->owed + ran / EDF_PER_OTHERS, MAX_OWED);
 	c->edf_time += ran;
 }
 
@@ -166,14 +170,14 @@ static __always_inline u64 begin(struct task_struct *p, struct task *t, u32 cpu,
 	c->started = now;
 	c->slot = t->slot;
 	c->weight = t->slot ? 0 : weight_of(p);
-	t->before_others = t->asked = t->claimed = 0;
+	t->before_others = t->asked = t->claimed = c->before_others = 0;
 	enough = is_enough(cpu, c);
 	if (thread) {
 		place = place_of(thread, now);
 		if (place.exhausted)
 			count_used_up(thread->vm, now);
 		if (place.deadline != NO_DEADLINE && !enough) {
-			t->before_others = 1;
+			t->before_others = c->before_others = 1;
 			t->asked = place.asked;
 			most = (MAX_OWED - c->owed) * EDF_PER_OTHERS;
 			most = grant(thread->vm, t, &place, least(most, EDF_SLICE));
@@ -184,8 +188,12 @@ static __always_inline u64 begin(struct task_struct *p, struct task *t, u32 cpu,
 	if (is_before(c->vnow, c->vtime))
 		c->vnow = c->vtime;
 	c->until = 0;
-	if (!c->others_turn)
+	if (!c->others_turn) {
+		/* until a thread of a real-time VM may go before others again */
+		if (c->again && is_before(now, c->again))
+			end_turn_at(cpu, c, c->again, now);
 		return slice_of(cpu);
+	}
 	/* until threads go before others again */
 	end_turn_at(cpu, c, now + c->owed, now);
 	return least(c->owed, slice_of(cpu));
@@ -292,6 +300,7 @@ void BPF_PROG(dispatch, s32 cpu, struct task_struct *prev)
 			consider_thread(&best, c, t->slot - 1, enough, now, true);
 		else if (stays)
 			consider(&best, NO_DEADLINE, 0, c->vtime, 0, 0, true);
+		c->again = best.again;
 		if (!best.found)
 			break;
 		if (best.deadline == NO_DEADLINE && due) {
@@ -359,7 +368,7 @@ void BPF_PROG(stopping, struct task_struct *p, bool runnable)
 	granted = t->before_others ? t->granted : 0;
 	back = granted - (now - c->started);
 	charge(p, t, c, now);
-	c->slot = c->weight = c->until = 0;
+	c->slot = c->weight = c->until = c->before_others = 0;
 	/* One that is preempted by a thread of SCHED_FIFO is queued: with a slice left it would go on before
 	 * a deadline. */
 	if (runnable)

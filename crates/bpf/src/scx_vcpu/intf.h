@@ -100,14 +100,15 @@ struct cpu_state {
 	/* what runs, or ran last: */
 	u64 started; /* when it began or was last charged; when the last one stopped */
 	u64 vtime;
-	u64 until;	 /* its turn has to end then; 0: with its slice */
-	u64 timer_at;	 /* the timer of turns ends then; 0: it is not set */
-	u32 slot;	 /* of a real-time VM's thread, plus 1; 0: another */
-	u32 weight;	 /* of another; 0: the CPU is idle */
-	u32 others_turn; /* until they have what is owed to them */
-	u32 online;	 /* it has chosen a thread: one that is offline does not */
-	u32 timer_late;	 /* the timer that ends this turn fired more than OVERRUN late */
-	u32 pad;
+	u64 until;	   /* its turn has to end then; 0: with its slice */
+	u64 again;	   /* a thread that waits for this CPU may have a budget again then; 0: never */
+	u64 timer_at;	   /* the timer of turns ends then; 0: it is not set */
+	u32 slot;	   /* of a real-time VM's thread, plus 1; 0: another */
+	u32 weight;	   /* of another; 0: the CPU is idle */
+	u32 others_turn;   /* until they have what is owed to them */
+	u32 online;	   /* it has chosen a thread: one that is offline does not */
+	u32 timer_late;	   /* the timer that ends this turn fired more than OVERRUN late */
+	u32 before_others; /* it is a turn before others */
 };
 
 /* Why the scheduler ended. */

@@ -91,16 +91,14 @@ struct task {
 	u32 slot; /* plus 1; 0: not of a real-time VM */
 	u32 cpu;  /* whose virtual time its vtime is of, and whose load it is part of while it is runnable */
 	u32 load; /* what it is part of that load with; 0: it is not */
-	u8 before_others;  /* since it runs; it is charged for that */
-	u8 asked;	   /* and may use the whole budget */
-	u8 fresh;	   /* it was never queued and never ran */
-	u8 claimed;	   /* `select_cpu` has found an idle CPU for it */
-	u32 dead;	   /* it gets no slot any more */
-	u64 queued_at;	   /* in a fair queue */
-	u64 granted;	   /* of the budget, since it runs */
-	u64 granted_in;	   /* the slot that this is charged to */
-	u64 spare;	   /* what is left there, if nobody else has taken it */
-	u64 unasked_spare; /* of this, without a packet */
+	u8 before_others; /* since it runs; it is charged for that */
+	u8 asked;	  /* and may use the whole budget */
+	u8 fresh;	  /* it was never queued and never ran */
+	u8 claimed;	  /* `select_cpu` has found an idle CPU for it */
+	u32 dead;	  /* it gets no slot any more */
+	u64 queued_at;	  /* in a fair queue */
+	u64 granted;	  /* of the budget, since it runs */
+	u64 granted_in;	  /* the slot that this is charged to */
 };
 
 struct {

@@ -19,7 +19,8 @@ static __always_inline bool waits_for(struct cpu_state *c, u64 deadline, u32 rol
 	u32 slot = c->slot;
 	struct place place;
 
-	if (!slot)
+	/* one that runs by weight gives way, whatever it could get now */
+	if (!slot || !c->before_others)
 		return false;
 	running = thread_at(slot - 1);
 	if (!running)
@@ -70,12 +71,20 @@ s32 BPF_PROG(select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake_flags)
 }
 
 /* A thread of a real-time VM is to run on a CPU. Returns whether what runs there has to make room for it. */
-static __always_inline bool tell(u32 cpu, u64 deadline, u32 role, u64 now)
+static __always_inline bool tell(u32 cpu, const struct place *place, u32 role, u64 now)
 {
 	struct cpu_state *c = cpu_at(cpu);
+	u64 deadline = place->deadline;
 
 	if (!c)
 		return false;
+	/* What runs by weight has to stop as soon as the thread may have a budget again: `begin` sees to
+	 * that. */
+	if (place->again && !is_idle(c) && !c->others_turn && !c->before_others &&
+	    (!c->until || is_before(place->again, c->until))) {
+		scx_bpf_kick_cpu(cpu, core_enum(scx_kick_flags, SCX_KICK_PREEMPT));
+		return true;
+	}
 	if (deadline != NO_DEADLINE && !is_idle(c) && !c->others_turn && !waits_for(c, deadline, role, now)) {
 		scx_bpf_kick_cpu(cpu, core_enum(scx_kick_flags, SCX_KICK_PREEMPT));
 		return true;
@@ -93,6 +102,7 @@ __noinline int tell_threads(u32 vm, u32 but, u64 now)
 {
 	struct thread *thread;
 	int word, i;
+	struct place place;
 	u64 bits;
 	u32 slot;
 
@@ -105,8 +115,10 @@ __noinline int tell_threads(u32 vm, u32 but, u64 now)
 				break;
 			slot = word * 64 + take_bit(&bits);
 			thread = slot == but ? NULL : thread_at(slot);
-			if (thread && thread->vm == vm && scx_bpf_dsq_nr_queued(THREAD_QUEUES + slot) > 0)
-				tell(thread->cpu, place_of(thread, now).deadline, thread->role, now);
+			if (!thread || thread->vm != vm || !scx_bpf_dsq_nr_queued(THREAD_QUEUES + slot))
+				continue;
+			place = place_of(thread, now);
+			tell(thread->cpu, &place, thread->role, now);
 		}
 	}
 	return 0;
@@ -156,11 +168,11 @@ static __always_inline void enqueue_thread(struct task_struct *p, struct task *t
 	/* `running` gives it its slice */
 	insert(p, THREAD_QUEUES + slot, SLICE, 0, enq_flags);
 	/* One that another thread has displaced is queued between the two: its CPU is not told again. */
-	if (!found_idle(p, t, cpu, c, enq_flags) && !tell(cpu, place.deadline, thread->role, now) &&
+	if (!found_idle(p, t, cpu, c, enq_flags) && !tell(cpu, &place, thread->role, now) &&
 	    place.deadline != NO_DEADLINE && p->nr_cpus_allowed > 1) {
 		elsewhere = without_thread(p, cpu, 1);
 		if (elsewhere != cpu)
-			tell(elsewhere, place.deadline, thread->role, now);
+			tell(elsewhere, &place, thread->role, now);
 	}
 	if (thread->role == VHOST_WORKER && place.packet)
 		tell_threads(thread->vm, slot, now);
