@@ -20,6 +20,7 @@
 //! | [`guest_cells`] | the time in the guest in finer parts, for the causes |
 //! | [`finding`] | what makes requests slow: one file for each cause, and their table |
 //! | [`verdict`] | ranks the causes and names the first; its documentation defines the rule |
+//! | [`diagnose`] | what is wrong with VMs by the kernel's own counters, without a trace |
 //! | [`absence`] | why there is no complete request |
 //! | [`sip`] | finds the fields of a SIP message by which requests are matched |
 //! | `learnt_count` | how often a device reports a packet |
@@ -36,6 +37,7 @@
 
 pub mod absence;
 mod call_stats;
+pub mod diagnose;
 mod expiring;
 pub mod finding;
 pub mod guest_cells;

@@ -28,6 +28,7 @@
 //! | `task` | threads that are not mistaken for later ones of the same id |
 //! | `thread` | vCPU threads and vhost workers |
 //! | [`tsc`] | the TSC and `CLOCK_MONOTONIC` at one instant |
+//! | `usage` | the kernel's counters of VMs, for a diagnosis |
 //! | `vm` | which processes are VMs |
 //! | [`watch`] | tells when something has changed that a plan depends on |
 #![deny(unsafe_code)]
@@ -53,6 +54,7 @@ mod sys;
 mod task;
 mod thread;
 pub mod tsc;
+mod usage;
 mod vm;
 pub mod watch;
 

@@ -8,6 +8,7 @@
 //! | [`advice`] | what people are told in addition to a report's figures |
 //! | [`call`] | the messages of SIP calls in a report, and what was sent again |
 //! | [`columns`] | how many columns of a terminal a text takes |
+//! | [`diagnosis`] | what the kernel's counters say of where a VM's time went, and what is wrong |
 //! | [`event`] | what the kernel probes report: packets at points, interrupts, guest entries, kicks |
 //! | [`stage`] | the path's stages and the states of the threads on it |
 //! | [`finding`] | what makes requests slow: causes with evidence, and what shortens them |
@@ -34,6 +35,7 @@
 //! | [`text`] | makes untrusted text safe to print; measured times as text |
 //! | [`threads`] | the threads that take part in a request: when each was started, by whom, and what it did |
 //! | [`units`] | times, rates and sizes as people write them |
+//! | [`usage`] | the kernel's counters of VMs at an instant |
 //!
 //! Units: time stamps and durations are nanoseconds of the host's `CLOCK_MONOTONIC` unless a name
 //! says otherwise; lengths are bytes; rates are bit/s.
@@ -43,6 +45,7 @@ pub mod advice;
 pub mod call;
 pub mod columns;
 pub mod cpus;
+pub mod diagnosis;
 pub mod event;
 pub mod finding;
 pub mod flow;
@@ -69,3 +72,4 @@ pub mod stream;
 pub mod text;
 pub mod threads;
 pub mod units;
+pub mod usage;

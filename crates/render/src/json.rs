@@ -5,7 +5,7 @@
 use crate::text::vms::doubt;
 use serde::Serialize;
 use teiji_model::host::{self, GivenNic, Identity, Requirement};
-use teiji_model::{plan, status};
+use teiji_model::{diagnosis, plan, status};
 
 /// `teiji plan --json`.
 #[derive(Debug, Serialize)]
@@ -79,6 +79,21 @@ impl<'a> Doctor<'a> {
     /// What a host can do, and whether VMs can be traced.
     pub fn new(requirements: &'a [Requirement], works: bool) -> Self {
         Doctor { schema: 1, works, requirements }
+    }
+}
+
+/// `teiji diagnose --json`.
+#[derive(Debug, Serialize)]
+pub struct Diagnosis<'a> {
+    schema: u32,
+    #[serde(flatten)]
+    diagnosis: &'a diagnosis::Diagnosis,
+}
+
+impl<'a> Diagnosis<'a> {
+    /// What is wrong with VMs.
+    pub fn new(diagnosis: &'a diagnosis::Diagnosis) -> Self {
+        Diagnosis { schema: 1, diagnosis }
     }
 }
 

@@ -32,6 +32,9 @@ pub enum Command {
     Doctor(Print),
     /// List the VMs of this host with their threads and NICs.
     Vms(Print),
+    /// Find out what is wrong with VMs, by the kernel's own counters: nothing is attached, no packet is looked at. The exit code is 1
+    /// if something is wrong.
+    Diagnose(Diagnose),
     /// Follow the packets of VMs and report where their time is spent.
     Trace(Trace),
     /// Trace and show the results live in the terminal. Keys: q quit, up/down select, p pause, s sort. Prints the report at
@@ -74,6 +77,23 @@ pub struct Print {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Arguments of `diagnose`.
+#[derive(Debug, clap::Args)]
+pub struct Diagnose {
+    /// A VM by its name or as pid:N; may be given several times [default: all VMs].
+    #[arg(long = "vm", value_name = "VM")]
+    pub vms: Vec<String>,
+    /// How long to look, such as 5s; from 2s on a result is certain.
+    #[arg(long = "for", value_name = "TIME", value_parser = parse_duration, default_value = "5s")]
+    pub length: Duration,
+    /// Look again and again, until Ctrl-C; with --json one document each time.
+    #[arg(long)]
+    pub watch: bool,
+    /// The format of the result.
+    #[command(flatten)]
+    pub print: Print,
 }
 
 /// Arguments of `trace`.

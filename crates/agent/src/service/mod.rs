@@ -7,6 +7,7 @@
 //! | `apply` | apply, confirm, rollback |
 //! | `status` | status |
 //! | `agent` | the agent |
+//! | `diagnose` | what is wrong with VMs, by the kernel's counters |
 //! | `inspect` | doctor, VMs, traces, recordings |
 //! | [`select`] | which VMs a name means |
 //! | `guests` | how the guests of a trace are asked |
@@ -15,6 +16,7 @@
 pub mod advice;
 mod agent;
 mod apply;
+mod diagnose;
 mod guests;
 mod inspect;
 mod plan;

@@ -127,7 +127,7 @@ proptest! {
         jobs in prop::collection::vec(
             (any::<bool>(), any::<bool>(), 0..3_000_u64, 0..2_000_u64, prop::collection::vec(0..=LATE, 1..4)), 1..40)
     ) {
-        let width = (budget * periods).next_multiple_of(SLOTS) / SLOTS;
+        let width = (budget * periods).div_ceil(SLOTS);
         let mut vm = Vm::new();
         vm.promise(budget, width * SLOTS);
         let (mut now, mut had) = (BEGIN, Vec::new());

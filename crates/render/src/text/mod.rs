@@ -3,6 +3,7 @@
 pub mod agent;
 pub(crate) mod bursts;
 mod calls;
+pub mod diagnosis;
 pub mod doctor;
 pub mod guarantees;
 pub(crate) mod inside;

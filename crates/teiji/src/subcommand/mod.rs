@@ -4,6 +4,7 @@ mod agent;
 mod apply;
 mod completions;
 mod confirm;
+mod diagnose;
 mod doctor;
 mod front;
 mod man;
@@ -37,6 +38,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.command {
         Command::Doctor(print) => return doctor::run(print, &here),
         Command::Vms(print) => vms::run(print, &here)?,
+        Command::Diagnose(args) => return diagnose::run(args, &here),
         Command::Trace(trace) => trace::run(trace, &with(&trace.state))?,
         Command::Top(top) => top::run(top, &here)?,
         Command::Traces(traces) => traces::run(traces, &this(&traces.state))?,

@@ -1,0 +1,220 @@
+use super::*;
+use teiji_model::host::{Vcpu, Worker};
+use teiji_model::usage::{CpuUsage, GroupUsage, RunState, ThreadUsage};
+
+const S: u64 = 1_000_000_000;
+const MS: u64 = 1_000_000;
+const VCPU: u32 = 11;
+const WORKER: u32 = 12;
+
+fn vm() -> Vm {
+    let vcpu = Vcpu { index: 0, kvm_id: Some(0), tid: VCPU, cpus: "0-3".into(), last_cpu: 1 };
+    let worker = Worker {
+        tid: WORKER,
+        comm: "vhost-10".into(),
+        kernel_thread: false,
+        cpus: "0-3".into(),
+        last_cpu: 2,
+    };
+    Vm { name: "a".into(), pid: 10, vcpus: vec![vcpu], workers: vec![worker], ..Vm::default() }
+}
+
+/// A healthy VM, a quarter busy, at the second `n`.
+fn sample(n: u64) -> Sample {
+    let thread = |role, ran: u64, cpu| ThreadUsage {
+        role,
+        started: 5,
+        ran: n * ran,
+        guest: n * ran / 2,
+        polled: Some(0),
+        waited: n * MS,
+        starts: n * 100,
+        state: RunState::Asleep,
+        cpu,
+    };
+    let threads = [(VCPU, thread(Role::Vcpu(0), S / 4, 1)), (WORKER, thread(Role::Worker, S / 50, 2))];
+    let group = GroupUsage { path: "/m".into(), ..GroupUsage::default() };
+    let usage = VmUsage { threads: threads.into(), groups: vec![group], ..VmUsage::default() };
+    let cpus = (0..4).map(|cpu| (cpu, CpuUsage { total: n * S, interrupts: n * S / 100, stolen: 0 }));
+    Sample { at: S + n * S, vms: [(10, usage)].into(), cpus: cpus.collect(), threads: BTreeMap::new() }
+}
+
+/// Five seconds of it, each sample changed by what knows its number.
+fn seen(change: impl Fn(u64, &mut Sample)) -> VmDiagnosis {
+    let changed = |n| {
+        let mut sample = sample(n);
+        change(n, &mut sample);
+        sample
+    };
+    let samples: Vec<Sample> = (0..6).map(changed).collect();
+    let diagnosis = diagnose(&[vm()], &samples);
+    assert_eq!(diagnosis.length, 5 * S);
+    let [vm] = diagnosis.vms.try_into().unwrap();
+    for time in &vm.threads {
+        let sum =
+            time.ran + time.waited + time.throttled + time.stopped + time.in_vmm + time.disk + time.slept;
+        assert_eq!(sum, time.length, "{time:?}");
+    }
+    assert!(vm.headline.split_whitespace().count() <= 12, "{}", vm.headline);
+    vm
+}
+
+fn causes(vm: &VmDiagnosis) -> Vec<FaultCause> {
+    vm.faults.iter().map(|fault| fault.cause).collect()
+}
+
+fn usage(sample: &mut Sample) -> &mut VmUsage {
+    sample.vms.get_mut(&10).unwrap()
+}
+
+fn of(sample: &mut Sample, tid: u32) -> &mut ThreadUsage {
+    usage(sample).threads.get_mut(&tid).unwrap()
+}
+
+#[test]
+fn a_healthy_vm_has_no_fault() {
+    let vm = seen(|_, _| {});
+    assert_eq!(causes(&vm), []);
+    assert_eq!(vm.headline, "nothing is wrong; its vCPUs use 25 % of their time");
+    let times: Vec<(u64, u64, u64)> = vm.threads.iter().map(|t| (t.ran, t.waited, t.slept)).collect();
+    assert_eq!(times[0], (5 * S / 4, 5 * MS, 5 * S - 5 * S / 4 - 5 * MS));
+}
+
+#[test]
+fn a_thread_that_waits_for_a_cpu_is_named_with_who_had_it() {
+    let host = |tid: u32, pid, name: &str, unit: Option<&str>, ran, cpu| {
+        (tid, HostThread { pid, started: 1, name: name.into(), unit: unit.map(str::to_owned), ran, cpu })
+    };
+    let vm = seen(|n, sample| {
+        let vcpu = of(sample, VCPU);
+        (vcpu.ran, vcpu.waited) = (n * S / 5, n * 3 * S / 5);
+        sample.threads = [
+            host(VCPU, 10, "CPU 0/KVM", None, n * S / 5, 1),
+            host(50, 50, "burn", None, n * S / 2, 1),
+            host(60, 60, "backup", Some("backup.service"), n * S / 4, 1),
+            // Elsewhere.
+            host(70, 70, "far", None, n * S, 3),
+        ]
+        .into();
+    });
+    assert_eq!(causes(&vm), [FaultCause::VcpuWaits]);
+    let fault = &vm.faults[0];
+    assert!((fault.share - 0.75).abs() < 0.001, "{fault:?}");
+    assert_eq!(fault.evidence, ["vCPU 0 waits 75 % of the time that it could run, 6.00 ms each time"]);
+    let named: Vec<(&str, String)> =
+        fault.neighbours.iter().map(|n| (n.name.as_str(), percent(n.share))).collect();
+    assert_eq!(named, [("burn (50)", "50 %".to_owned()), ("backup.service", "25 %".to_owned())]);
+    assert_eq!(fault.confidence, Confidence::High);
+}
+
+/// Its counter only grows once it runs again.
+#[test]
+fn a_thread_that_never_gets_a_cpu_waits() {
+    let vm = seen(|_, sample| {
+        let worker = of(sample, WORKER);
+        (worker.ran, worker.waited, worker.starts, worker.state) = (7, 7, 7, RunState::Runnable);
+    });
+    assert_eq!(causes(&vm), [FaultCause::WorkerWaits]);
+    assert_eq!(vm.threads[1].waited, 5 * S);
+}
+
+#[test]
+fn short_waits_of_a_vm_that_hardly_runs_are_no_fault() {
+    let vm = seen(|n, sample| {
+        let vcpu = of(sample, VCPU);
+        (vcpu.ran, vcpu.waited, vcpu.starts) = (n * 5 * MS, n * 5 * MS, n * 100);
+    });
+    assert_eq!(causes(&vm), []);
+}
+
+/// Whether the kernel counts the time as a wait, or not at all.
+#[test]
+fn a_quota_is_told_from_waiting_behind_others() {
+    for (waited, slept) in [(3 * S / 5, false), (0, true)] {
+        let vm = seen(|n, sample| {
+            let vcpu = of(sample, VCPU);
+            (vcpu.ran, vcpu.waited) = (n * S / 5, n * waited);
+            of(sample, WORKER).ran = 0;
+            of(sample, WORKER).waited = 0;
+            let group = &mut usage(sample).groups[0];
+            (group.throttled, group.quota) = (n * 3 * S / 5, Some(20));
+        });
+        assert_eq!(causes(&vm), [FaultCause::Throttled], "{slept}");
+        assert_eq!(vm.threads[0].throttled, 3 * S, "{slept}");
+        let line = "the control group /m may use 20 % of a CPU: that took 75 % of the time that its threads could run";
+        assert_eq!(vm.faults[0].evidence, [line]);
+    }
+}
+
+#[test]
+fn stopped_frozen_and_paused_are_told_apart() {
+    let none = |sample: &mut Sample| {
+        for tid in [VCPU, WORKER] {
+            let thread = of(sample, tid);
+            (thread.ran, thread.waited, thread.starts, thread.guest) = (0, 0, 0, 0);
+        }
+    };
+    let stopped = seen(|_, sample| {
+        none(sample);
+        of(sample, VCPU).state = RunState::Stopped;
+    });
+    assert_eq!(causes(&stopped), [FaultCause::Stopped]);
+    let frozen = seen(|_, sample| {
+        none(sample);
+        usage(sample).groups[0].frozen = true;
+    });
+    assert_eq!(causes(&frozen), [FaultCause::Stopped]);
+    assert!(frozen.faults[0].evidence[1].contains("/m is frozen"), "{:?}", frozen.faults);
+    let paused = seen(|_, sample| {
+        none(sample);
+        of(sample, VCPU).state = RunState::InVmm;
+    });
+    assert_eq!(causes(&paused), [FaultCause::Paused]);
+    let idle = seen(|_, sample| none(sample));
+    assert_eq!(causes(&idle), []);
+}
+
+#[test]
+fn each_other_cause_is_found_by_its_counter() {
+    type Change = fn(u64, &mut Sample);
+    let all: [(FaultCause, Change); 7] = [
+        (FaultCause::GuestBusy, |n, sample| of(sample, VCPU).ran = n * 95 * S / 100),
+        (FaultCause::WorkerBusy, |n, sample| of(sample, WORKER).ran = n * 95 * S / 100),
+        (FaultCause::Swapped, |n, sample| usage(sample).major_faults = n * 50),
+        (FaultCause::TapFull, |n, sample| usage(sample).tap_drops = [("tap0".to_owned(), n * 10)].into()),
+        (FaultCause::Delayed, |_, sample| usage(sample).delaying = vec![("tap0".into(), "netem".into())]),
+        (FaultCause::Interrupts, |n, sample| sample.cpus.get_mut(&1).unwrap().interrupts = n * S / 2),
+        (FaultCause::Stolen, |n, sample| sample.cpus.get_mut(&2).unwrap().stolen = n * S / 10),
+    ];
+    for (cause, change) in all {
+        assert_eq!(causes(&seen(change)), [cause]);
+    }
+    // A CPU that none of its threads was on, and polling, which is no work of the guest.
+    let elsewhere = seen(|n, sample| {
+        sample.cpus.get_mut(&3).unwrap().interrupts = n * S;
+        let vcpu = of(sample, VCPU);
+        (vcpu.ran, vcpu.polled) = (n * S * 99 / 100, Some(n * S * 3 / 4));
+        vcpu.waited = 0;
+    });
+    assert_eq!(causes(&elsewhere), []);
+}
+
+#[test]
+fn threads_and_vms_that_come_or_end_are_left_out() {
+    let vm = seen(|n, sample| of(sample, WORKER).started = n);
+    assert_eq!(vm.threads.iter().map(|t| t.tid).collect::<Vec<_>>(), [VCPU]);
+    let mut ended = sample(1);
+    ended.vms.clear();
+    assert_eq!(diagnose(&[super::tests::vm()], &[sample(0), ended]).vms, []);
+    assert_eq!(diagnose(&[super::tests::vm()], &[]).vms, []);
+}
+
+#[test]
+fn what_cannot_be_seen_is_said() {
+    let vm = seen(|_, sample| {
+        usage(sample).groups.clear();
+        of(sample, VCPU).polled = None;
+    });
+    assert_eq!(vm.unseen.len(), 2, "{:?}", vm.unseen);
+    assert!(vm.headline.starts_with("nothing wrong seen"), "{}", vm.headline);
+}

@@ -1,0 +1,169 @@
+//! What the kernel's counters say of where a VM's time went, and what is wrong: the result of `teiji diagnose`.
+
+use crate::finding::{Confidence, Remedy};
+use crate::reason::Blame;
+use serde::Serialize;
+
+/// The result for some VMs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Diagnosis {
+    /// How long was looked, ns.
+    pub length: u64,
+    /// By VM, in the order in which they were asked for.
+    pub vms: Vec<VmDiagnosis>,
+}
+
+/// The result for a VM.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct VmDiagnosis {
+    /// Its name. Untrusted text.
+    pub name: String,
+    /// The VMM's process id.
+    pub pid: u32,
+    /// The result in at most 12 words.
+    pub headline: String,
+    /// Where the time of its threads went: vCPUs by index, then vhost workers.
+    pub threads: Vec<ThreadTime>,
+    /// What is wrong, worst first; empty if nothing is, or if it cannot be told.
+    pub faults: Vec<Fault>,
+    /// What could not be seen, and why, for people.
+    pub unseen: Vec<String>,
+}
+
+/// Where the time of a thread went, ns. All but `guest` and `polled`, which are parts of `ran`, add up to `length`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ThreadTime {
+    /// What it is, such as `vCPU 0`.
+    pub name: String,
+    /// Its thread id.
+    pub tid: u32,
+    /// How long it was looked at.
+    pub length: u64,
+    /// It had a CPU.
+    pub ran: u64,
+    /// Of `ran`: in guest mode, as the kernel counts by ticks.
+    pub guest: u64,
+    /// Of `ran`: KVM polled before it let the vCPU sleep; `null` if debugfs does not tell.
+    pub polled: Option<u64>,
+    /// It was runnable, and others had its CPU.
+    pub waited: u64,
+    /// How often it began to run.
+    pub starts: u64,
+    /// The CPU quota of a control group kept it from running.
+    pub throttled: u64,
+    /// It was stopped by a signal or a debugger, or its control group was frozen.
+    pub stopped: u64,
+    /// A vCPU that slept in the VMM, not in KVM: as that of a VM that is paused.
+    pub in_vmm: u64,
+    /// It waited for a device, as a page of guest memory had to be read.
+    pub disk: u64,
+    /// It slept; of a vCPU: the guest had halted it.
+    pub slept: u64,
+    /// CPUs that it was seen on.
+    pub cpus: Vec<u32>,
+}
+
+impl ThreadTime {
+    /// The part of the time that it would have used that went to waiting, 0 to 1.
+    pub fn waited_share(&self) -> f64 {
+        share(self.waited, self.ran + self.waited)
+    }
+}
+
+/// `part` of `whole`, 0 to 1; 0 of nothing.
+pub fn share(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 0.0 } else { (part as f64 / whole as f64).min(1.0) }
+}
+
+/// Something that is wrong.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Fault {
+    /// What.
+    pub cause: FaultCause,
+    /// The cause in at most six words.
+    pub title: String,
+    /// Who is to blame.
+    pub blame: Blame,
+    /// How bad it is, 0 to 1: the part of the time that a thread would have used and did not get, or was lost otherwise.
+    pub share: f64,
+    /// The figures that show it, for people.
+    pub evidence: Vec<String>,
+    /// Who had the CPU instead, the longest first.
+    pub neighbours: Vec<Neighbour>,
+    /// How reliable it is.
+    pub confidence: Confidence,
+    /// What makes it less certain, for people.
+    pub doubts: Vec<String>,
+    /// What it means, for people.
+    pub explanation: String,
+    /// What helps.
+    pub remedy: Remedy,
+}
+
+/// Who had a CPU.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Neighbour {
+    /// A VM, a unit, a container, or a thread by its name. Untrusted text.
+    pub name: String,
+    /// The part of the CPUs' time that it had, 0 to 1.
+    pub share: f64,
+}
+
+/// Makes the enum and its list from one table.
+macro_rules! causes {
+    ($($(#[$doc:meta])* $cause:ident, $name:literal;)*) => {
+        /// What can be wrong.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+        #[serde(rename_all = "snake_case")]
+        pub enum FaultCause { $($(#[$doc])* $cause,)* }
+
+        impl FaultCause {
+            /// All causes.
+            pub const ALL: &'static [FaultCause] = &[$(FaultCause::$cause,)*];
+
+            /// The name in JSON.
+            pub const fn name(self) -> &'static str {
+                match self { $(FaultCause::$cause => $name,)* }
+            }
+        }
+    };
+}
+
+causes! {
+    /// Threads are stopped by a signal or a debugger, or frozen.
+    Stopped, "stopped";
+    /// The VMM does not run the vCPUs: the VM is paused.
+    Paused, "paused";
+    /// A CPU quota keeps threads from running.
+    Throttled, "throttled";
+    /// A vCPU thread waits while others have its CPU.
+    VcpuWaits, "vcpu_waits";
+    /// A vhost worker waits while others have its CPU.
+    WorkerWaits, "worker_waits";
+    /// A vhost worker has no time left.
+    WorkerBusy, "worker_busy";
+    /// The guest uses all that its vCPUs can give.
+    GuestBusy, "guest_busy";
+    /// Pages of guest memory have to be read from a device.
+    Swapped, "swapped";
+    /// The guest takes packets too slowly.
+    TapFull, "tap_full";
+    /// A qdisc delays packets on purpose.
+    Delayed, "delayed";
+    /// Interrupts and softirqs take the CPUs.
+    Interrupts, "interrupts";
+    /// A hypervisor below this host takes the CPUs.
+    Stolen, "stolen";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_json() {
+        for cause in FaultCause::ALL {
+            assert_eq!(serde_json::to_value(cause).unwrap(), cause.name());
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! What the kernel's own counters say of VMs at an instant, without any probe: the input of a diagnosis
+//! (`analysis::diagnose`). Counters only grow; two [`Sample`]s give what happened in between.
+
+use std::collections::BTreeMap;
+
+/// The counters of some VMs and of the host at an instant. Times are in ns.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// `CLOCK_MONOTONIC`.
+    pub at: u64,
+    /// By process id; VMs that have ended are left out.
+    pub vms: BTreeMap<u32, VmUsage>,
+    /// By number.
+    pub cpus: BTreeMap<u32, CpuUsage>,
+    /// The threads of the host, by id; empty if they were not looked at.
+    pub threads: BTreeMap<u32, HostThread>,
+}
+
+/// A VM.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VmUsage {
+    /// Its vCPU threads and vhost workers, by thread id.
+    pub threads: BTreeMap<u32, ThreadUsage>,
+    /// The control groups that limit it, from the one that its threads are in up to the root; empty without cgroup v2.
+    pub groups: Vec<GroupUsage>,
+    /// Page faults that had to read from a device.
+    pub major_faults: u64,
+    /// Packets for the guest that found its taps full, by tap.
+    pub tap_drops: BTreeMap<String, u64>,
+    /// Qdiscs that delay packets on purpose, on its taps and on the other ports of their bridges: device and kind.
+    pub delaying: Vec<(String, String)>,
+}
+
+/// What a thread of a VM does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// A vCPU, by its index.
+    Vcpu(u16),
+    /// A vhost worker.
+    Worker,
+}
+
+/// A thread of a VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThreadUsage {
+    /// What it does.
+    pub role: Role,
+    /// When it was started, in clock ticks since boot.
+    pub started: u64,
+    /// Time on a CPU.
+    pub ran: u64,
+    /// Of it, in guest mode; the kernel counts it by ticks, so that a short time is a rough one.
+    pub guest: u64,
+    /// Of it, polling before a halt; `None` if debugfs does not tell.
+    pub polled: Option<u64>,
+    /// Time that it was runnable and waited for a CPU, up to when it last began to run.
+    pub waited: u64,
+    /// How often it began to run.
+    pub starts: u64,
+    /// What it does now.
+    pub state: RunState,
+    /// The CPU that it runs on, or ran on last.
+    pub cpu: u32,
+}
+
+/// What a thread does at an instant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunState {
+    /// It runs, or could.
+    Runnable,
+    /// It sleeps; of a vCPU: as the guest has halted it.
+    Asleep,
+    /// A vCPU that sleeps in the VMM, not in KVM: as that of a VM that is paused.
+    InVmm,
+    /// It waits for a device (`D`).
+    Disk,
+    /// By a signal, or by a debugger.
+    Stopped,
+}
+
+/// A control group.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GroupUsage {
+    /// Its path, such as `/machine.slice`.
+    pub path: String,
+    /// Time that its CPU quota kept threads from running, summed over CPUs.
+    pub throttled: u64,
+    /// Whether it is frozen, or one above it is.
+    pub frozen: bool,
+    /// Its CPU quota, percent of a CPU; `None` if there is none.
+    pub quota: Option<u64>,
+}
+
+/// A CPU of the host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuUsage {
+    /// All time.
+    pub total: u64,
+    /// Hard interrupts and softirqs.
+    pub interrupts: u64,
+    /// Taken by a hypervisor below this host.
+    pub stolen: u64,
+}
+
+/// A thread of the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostThread {
+    /// Its process.
+    pub pid: u32,
+    /// When it was started, in clock ticks since boot.
+    pub started: u64,
+    /// Its name. Untrusted text.
+    pub name: String,
+    /// The unit or container that it belongs to, if any. Untrusted text.
+    pub unit: Option<String>,
+    /// Time on a CPU, ns.
+    pub ran: u64,
+    /// The CPU that it runs on, or ran on last.
+    pub cpu: u32,
+}

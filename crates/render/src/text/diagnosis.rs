@@ -1,0 +1,173 @@
+//! What is wrong with VMs, by the kernel's counters.
+
+use crate::table::{Cell, Table};
+use crate::terminal::{Style, Tone, columns, printable, shorten};
+use crate::text::{WIDTH, wrap};
+use crate::units::{duration, percent};
+use teiji_model::diagnosis::{Diagnosis, Fault, ThreadTime, VmDiagnosis, share};
+use teiji_model::finding::{Confidence, PolicyLine};
+
+/// The width of labels, columns.
+const LABEL: usize = 10;
+
+/// The result as text of at most 100 columns.
+pub fn text(diagnosis: &Diagnosis, style: &Style) -> String {
+    let mut lines = Vec::new();
+    if diagnosis.vms.is_empty() {
+        lines.push("no VM was there all the time".to_owned());
+    }
+    for vm in &diagnosis.vms {
+        if !lines.is_empty() {
+            lines.push(String::new());
+        }
+        lines.extend(section(vm, diagnosis.length, style));
+    }
+    lines.iter().map(|line| format!("{}\n", style.ascii(line).trim_end())).collect()
+}
+
+fn section(vm: &VmDiagnosis, length: u64, style: &Style) -> Vec<String> {
+    let name = shorten(&printable(&vm.name), 40);
+    let mut lines =
+        vec![format!("{}  pid {}, {}", style.paint(Tone::Strong, &name), vm.pid, duration(length as f64))];
+    let tone = if vm.faults.is_empty() { Tone::Good } else { Tone::Bad };
+    lines.push(style.paint(tone, &format!("=> {}", printable(&vm.headline))));
+    for fault in &vm.faults {
+        lines.push(String::new());
+        lines.extend(of_fault(fault, vm, style));
+    }
+    lines.push(String::new());
+    lines.extend(times(&vm.threads, style));
+    for text in &vm.unseen {
+        lines.extend(labelled("not seen", &printable(text), style));
+    }
+    lines
+}
+
+fn of_fault(fault: &Fault, vm: &VmDiagnosis, style: &Style) -> Vec<String> {
+    let confidence = match fault.confidence {
+        Confidence::High => "certain",
+        Confidence::Medium => "likely",
+        Confidence::Low => "possible",
+    };
+    let head = format!("{}: {} ({confidence})", fault.title, percent(fault.share));
+    let mut lines = vec![style.paint(Tone::Strong, &head)];
+    for evidence in &fault.evidence {
+        lines.extend(labelled("seen", &printable(evidence), style));
+    }
+    if !fault.neighbours.is_empty() {
+        let each = fault.neighbours.iter().map(|n| format!("{} {}", printable(&n.name), percent(n.share)));
+        let text = format!("{} of these CPUs' time", each.collect::<Vec<_>>().join(", "));
+        lines.extend(labelled("instead", &text, style));
+    }
+    for doubt in &fault.doubts {
+        lines.extend(labelled("doubt", doubt, style));
+    }
+    lines.extend(labelled("means", &fault.explanation, style));
+    let policy = |line: &PolicyLine| match line.section.as_str() {
+        "vm" => format!("[vm.{}] {} = {}: ", printable(&vm.name), line.key, line.value),
+        section => format!("[{section}] {} = {}: ", line.key, line.value),
+    };
+    let lines_of_policy: String = fault.remedy.lines.iter().map(policy).collect();
+    lines.extend(labelled("helps", &format!("{lines_of_policy}{}", fault.remedy.text), style));
+    lines
+}
+
+/// A text beside its label.
+fn labelled(label: &str, text: &str, style: &Style) -> Vec<String> {
+    let line = |(i, line): (usize, String)| {
+        let label = if i == 0 { label } else { "" };
+        let blank = " ".repeat(LABEL.saturating_sub(columns(label)));
+        format!("  {}{blank}{line}", style.paint(Tone::Faint, label))
+    };
+    wrap(text, WIDTH - LABEL - 2).into_iter().enumerate().map(line).collect()
+}
+
+/// Where the time of each thread went.
+fn times(threads: &[ThreadTime], style: &Style) -> Vec<String> {
+    // What is part of another column has no row of its own.
+    type Part = (&'static str, fn(&ThreadTime) -> u64);
+    let parts: [Part; 9] = [
+        ("guest", |t| t.guest),
+        ("host", |t| t.ran - t.guest.saturating_add(t.polled.unwrap_or(0)).min(t.ran)),
+        ("polls", |t| t.polled.unwrap_or(0).min(t.ran - t.guest.min(t.ran))),
+        ("waits", |t| t.waited),
+        ("throttled", |t| t.throttled),
+        ("stopped", |t| t.stopped),
+        ("in VMM", |t| t.in_vmm),
+        ("disk", |t| t.disk),
+        ("sleeps", |t| t.slept),
+    ];
+    let shown = |part: &&Part| {
+        matches!(part.0, "guest" | "host" | "waits" | "sleeps") || threads.iter().any(|t| part.1(t) > 0)
+    };
+    let shown: Vec<&Part> = parts.iter().filter(shown).collect();
+    let mut table = Table::indented(2);
+    let head = |part: &&Part| Cell::right(part.0).tone(Tone::Faint);
+    table.row([Cell::from("thread").tone(Tone::Faint)].into_iter().chain(shown.iter().map(head)));
+    for time in threads {
+        let cell = |part: &&Part| Cell::right(percent(share(part.1(time), time.length)));
+        table.row([Cell::from(printable(&time.name))].into_iter().chain(shown.iter().map(cell)));
+    }
+    table.lines(style)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use teiji_model::diagnosis::{FaultCause, Neighbour};
+    use teiji_model::finding::{PolicyChange, Remedy};
+    use teiji_model::reason::Blame;
+    use teiji_model::stage::Actor;
+
+    #[test]
+    fn a_fault_is_told_with_what_shows_it_and_what_helps() {
+        let remedy = Remedy::change(PolicyChange::Realtime { threads: Actor::Vcpu }, "before all others", "");
+        let fault = Fault {
+            cause: FaultCause::VcpuWaits,
+            title: "vCPU waits for a CPU".into(),
+            blame: Blame::Host,
+            share: 0.75,
+            evidence: vec!["vCPU 0 waits 75 % of the time that it could run, 3.00 ms each time".into()],
+            neighbours: vec![Neighbour { name: "\u{1b}[2J".into(), share: 0.5 }],
+            confidence: Confidence::Medium,
+            doubts: vec!["only 1.00 s were looked at".into()],
+            explanation: "The guest could run.".into(),
+            remedy,
+        };
+        let time = ThreadTime {
+            name: "vCPU 0".into(),
+            length: 1000,
+            ran: 200,
+            guest: 150,
+            polled: Some(20),
+            waited: 600,
+            slept: 200,
+            ..ThreadTime::default()
+        };
+        let vm = VmDiagnosis {
+            name: "sip1".into(),
+            pid: 7,
+            headline: "vCPU waits for a CPU: 75 %".into(),
+            threads: vec![time],
+            faults: vec![fault],
+            unseen: vec!["CPU quotas".into()],
+        };
+        let diagnosis = Diagnosis { length: 1_000_000_000, vms: vec![vm] };
+        let wanted = "\
+sip1  pid 7, 1.00 s
+=> vCPU waits for a CPU: 75 %
+
+vCPU waits for a CPU: 75 % (likely)
+  seen      vCPU 0 waits 75 % of the time that it could run, 3.00 ms each time
+  instead   \\u{1b}[2J 50 % of these CPUs' time
+  doubt     only 1.00 s were looked at
+  means     The guest could run.
+  helps     [vm.sip1] class = \"realtime\": before all others
+
+  thread  guest  host  polls  waits  sleeps
+  vCPU 0   15 %   3 %    2 %   60 %    20 %
+  not seen  CPU quotas
+";
+        assert_eq!(text(&diagnosis, &Style::PLAIN), wanted);
+    }
+}

@@ -1,0 +1,217 @@
+//! `teiji diagnose` in the lab: faults are made, and it has to name each first; without them it has to name none. Needs root; takes
+//! minutes if the lab host is emulated.
+
+#![allow(clippy::unwrap_used, reason = "a test ends by them")]
+
+use serde_json::Value;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+use teiji_experiments::load::{self, VCPU_CPU, VHOST_CPU};
+use teiji_experiments::tracing::Lab;
+use teiji_lab::harness::{self, Shared};
+use teiji_lab::{Child, Guest};
+
+static LAB: Shared<Lab> = Shared::new("the lab", || {
+    Lab::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("diagnose")).unwrap()
+});
+/// A guest whose vCPU and vhost worker have a CPU each, an echo server in it, and a light load.
+static VM1: Shared<(Guest<'static>, Vec<Child>)> = Shared::new("the guest vm1", || {
+    let guest = LAB.host.guest(&load::placed("vm1")).unwrap();
+    let server = load::echo_server(&LAB.host, &guest).unwrap();
+    let load = LAB.host.spawn(&load::echo_command(&guest, 30.0, 1_000_000)).unwrap();
+    (guest, vec![server, load])
+});
+
+/// In an emulated machine, programs are first read over a network file system.
+const START: Duration = Duration::from_secs(120);
+
+fn main() -> ExitCode {
+    let tests = teiji_lab::tests![
+        a_healthy_vm_has_no_fault,
+        time_adds_up_and_agrees_with_the_kernels_own,
+        busy_loops_on_its_cpu_are_named,
+        a_worker_that_waits_is_told_from_a_vcpu,
+        a_quota_is_told_from_busy_loops,
+        a_vm_that_is_stopped_frozen_or_paused_is_told,
+        a_guest_that_is_busy_is_told,
+        a_qdisc_that_delays_is_told,
+    ];
+    harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))
+}
+
+fn run(sh: &str) -> String {
+    LAB.host.run(sh).unwrap().ok().unwrap().trim().to_owned()
+}
+
+/// The result for vm1 after this many seconds.
+fn diagnosed(seconds: u32) -> Value {
+    let _ = &VM1.0;
+    let printed = run(&format!(
+        "/mnt/bin/teiji diagnose --vm vm1 --for {seconds}s --json 2>/tmp/diagnose.err || [ $? = 1 ]"
+    ));
+    let all: Value = serde_json::from_str(&printed).unwrap_or_else(|e| panic!("{e}: {printed}"));
+    let vm = all["vms"][0].clone();
+    eprintln!("{} {}", vm["headline"], vm["threads"]);
+    for fault in vm["faults"].as_array().unwrap() {
+        eprintln!("{} {} {} {}", fault["cause"], fault["share"], fault["evidence"], fault["neighbours"]);
+    }
+    vm
+}
+
+fn causes(vm: &Value) -> Vec<&str> {
+    vm["faults"].as_array().unwrap().iter().map(|fault| fault["cause"].as_str().unwrap()).collect()
+}
+
+fn a_healthy_vm_has_no_fault() {
+    for seconds in [3, 3, 3] {
+        let vm = diagnosed(seconds);
+        assert_eq!(causes(&vm), [""; 0], "{vm}");
+    }
+    let text = run("/mnt/bin/teiji diagnose --vm vm1 --for 2s 2>/tmp/diagnose.err");
+    eprintln!("{text}");
+    assert!(text.contains("=> nothing"), "{text}");
+    let columns = text.lines().map(|line| line.chars().count()).max();
+    assert!(columns <= Some(100), "{columns:?}");
+    let printed = run("cat /tmp/diagnose.err");
+    assert_eq!(printed, "teiji: looking for 2.00 s");
+}
+
+/// The kernel counts a VM's time a second time, for its process: `utime`, `stime` and `guest_time` of proc_pid_stat(5), by ticks.
+fn time_adds_up_and_agrees_with_the_kernels_own() {
+    let guest = &VM1.0;
+    let busy = guest.spawn("echo started; exec sh -c 'while :; do :; done'").unwrap();
+    busy.wait_for("started", START).unwrap();
+    let tid = guest.vcpu_tids()[0];
+    // Of the vCPU thread, s.
+    let ran = || -> f64 {
+        let stat = run(&format!(
+            "sed 's/.*) //' /proc/{}/task/{tid}/stat | awk '{{ print ($12 + $13) / 100 }}'",
+            guest.pid()
+        ));
+        stat.parse().unwrap()
+    };
+    let before = ran();
+    let vm = diagnosed(6);
+    let between = ran() - before;
+    busy.kill().unwrap();
+    let vcpu = &vm["threads"][0];
+    let of = |what: &str| vcpu[what].as_f64().unwrap() / 1e9;
+    let parts = ["ran", "waited", "throttled", "stopped", "in_vmm", "disk", "slept"].map(of);
+    assert!((parts.iter().sum::<f64>() - of("length")).abs() < 1e-6, "{vcpu}");
+    // The program begins a little later and ends a little earlier; ticks are rough.
+    assert!(of("ran") <= between + 0.3 && of("ran") >= between - 3.0, "{} and {between} s", of("ran"));
+    assert!(of("length") >= 6.0, "{vcpu}");
+}
+
+fn busy_loops_on_its_cpu_are_named() {
+    let busy = busy_guest();
+    for threads in [2, 6] {
+        let hogs = load::hogs(&LAB.host, VCPU_CPU, threads).unwrap();
+        let vm = diagnosed(4);
+        hogs.kill().unwrap();
+        assert_eq!(causes(&vm)[0], "vcpu_waits", "{vm}");
+        let fault = &vm["faults"][0];
+        // A share of one of three, and of seven.
+        let fair = f64::from(threads) / f64::from(threads + 1);
+        assert!((fault["share"].as_f64().unwrap() - fair).abs() < 0.2, "{fault}");
+        let named = fault["neighbours"][0]["name"].as_str().unwrap();
+        assert!(named.contains("teiji-lab"), "{fault}");
+        assert_eq!(fault["remedy"]["lines"][0]["key"], "class");
+    }
+    busy.kill().unwrap();
+}
+
+fn busy_guest() -> Child {
+    let busy = VM1.0.spawn("echo started; exec sh -c 'while :; do :; done'").unwrap();
+    busy.wait_for("started", START).unwrap();
+    busy
+}
+
+fn a_worker_that_waits_is_told_from_a_vcpu() {
+    let _ = &VM1.0;
+    let hogs = load::hogs(&LAB.host, VHOST_CPU, 6).unwrap();
+    let vm = diagnosed(5);
+    hogs.kill().unwrap();
+    assert_eq!(causes(&vm)[0], "worker_waits", "{vm}");
+}
+
+/// A control group of the VM's process; undone when dropped.
+struct Group(u32);
+
+impl Group {
+    fn with(setting: &str) -> Group {
+        let pid = VM1.0.pid();
+        run(&format!(
+            "echo +cpu >/sys/fs/cgroup/cgroup.subtree_control; mkdir -p /sys/fs/cgroup/small && cd /sys/fs/cgroup/small && \
+             echo {pid} >cgroup.procs && {setting}"
+        ));
+        Group(pid)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let undo = format!(
+            "cd /sys/fs/cgroup; echo 0 >small/cgroup.freeze; echo max >small/cpu.max; echo {} >cgroup.procs; \
+             for i in $(seq 100); do rmdir small && break; sleep 0.1; done",
+            self.0
+        );
+        LAB.host.run(&undo).unwrap().ok().unwrap();
+    }
+}
+
+/// Whether or not others use the CPU, too.
+fn a_quota_is_told_from_busy_loops() {
+    let busy = busy_guest();
+    for percent in [10, 30] {
+        let group = Group::with(&format!("echo {percent}000 100000 >cpu.max"));
+        let vm = diagnosed(4);
+        drop(group);
+        assert_eq!(causes(&vm)[0], "throttled", "{vm}");
+        let evidence = vm["faults"][0]["evidence"][0].as_str().unwrap();
+        assert!(
+            evidence.contains("/small") && evidence.contains(&format!("{percent} % of a CPU")),
+            "{evidence}"
+        );
+        assert_eq!(vm["faults"][0]["remedy"]["change"], Value::Null);
+    }
+    busy.kill().unwrap();
+}
+
+fn a_vm_that_is_stopped_frozen_or_paused_is_told() {
+    let pid = VM1.0.pid();
+    run(&format!("kill -STOP {pid}"));
+    let stopped = diagnosed(3);
+    run(&format!("kill -CONT {pid}"));
+    assert_eq!(causes(&stopped)[0], "stopped", "{stopped}");
+    let group = Group::with("echo 1 >cgroup.freeze");
+    let frozen = diagnosed(3);
+    drop(group);
+    assert_eq!(causes(&frozen)[0], "stopped", "{frozen}");
+    assert!(frozen["faults"][0]["evidence"][1].as_str().unwrap().contains("/small is frozen"), "{frozen}");
+    let monitor = |command: &str| {
+        let say = r#"printf '{"execute":"qmp_capabilities"}\n{"execute":"COMMAND"}\n' | timeout 20 socat -t 5 - UNIX:/run/teiji/guests/vm1/qmp.sock"#;
+        run(&say.replace("COMMAND", command))
+    };
+    monitor("stop");
+    let paused = diagnosed(3);
+    monitor("cont");
+    assert_eq!(causes(&paused)[0], "paused", "{paused}");
+}
+
+fn a_guest_that_is_busy_is_told() {
+    let busy = busy_guest();
+    let vm = diagnosed(4);
+    busy.kill().unwrap();
+    assert_eq!(causes(&vm), ["guest_busy"], "{vm}");
+    assert_eq!(vm["faults"][0]["blame"], "guest");
+}
+
+fn a_qdisc_that_delays_is_told() {
+    let tap = VM1.0.taps().remove(0);
+    run(&format!("tc qdisc add dev {tap} root netem delay 5ms"));
+    let vm = diagnosed(3);
+    run(&format!("tc qdisc del dev {tap} root"));
+    assert_eq!(causes(&vm), ["delayed"], "{vm}");
+}
