@@ -70,11 +70,11 @@ fn a_healthy_vm_has_no_fault() {
     }
     let text = run("/mnt/bin/teiji diagnose --vm vm1 --for 2s 2>/tmp/diagnose.err");
     eprintln!("{text}");
-    assert!(text.contains("=> nothing"), "{text}");
+    assert!(text.contains("=> no fault found"), "{text}");
     let columns = text.lines().map(|line| line.chars().count()).max();
     assert!(columns <= Some(100), "{columns:?}");
     let printed = run("cat /tmp/diagnose.err");
-    assert_eq!(printed, "teiji: looking for 2.00 s");
+    assert_eq!(printed, "teiji: observing for 2.00 s");
 }
 
 /// The kernel counts a VM's time a second time, for its process: `utime`, `stime` and `guest_time` of proc_pid_stat(5), by ticks.
@@ -99,8 +99,8 @@ fn time_adds_up_and_agrees_with_the_kernels_own() {
     let of = |what: &str| vcpu[what].as_f64().unwrap() / 1e9;
     let parts = ["ran", "waited", "throttled", "stopped", "in_vmm", "disk", "slept"].map(of);
     assert!((parts.iter().sum::<f64>() - of("length")).abs() < 1e-6, "{vcpu}");
-    // The program begins a little later and ends a little earlier; ticks are rough.
-    assert!(of("ran") <= between + 0.3 && of("ran") >= between - 3.0, "{} and {between} s", of("ran"));
+    // Not more than the kernel's own, which also has the start of the command, by rough ticks; and of a busy vCPU nearly all.
+    assert!(of("ran") <= between + 0.3 && of("ran") >= 0.8 * of("length"), "{} and {between} s", of("ran"));
     assert!(of("length") >= 6.0, "{vcpu}");
 }
 
@@ -110,7 +110,7 @@ fn busy_loops_on_its_cpu_are_named() {
         let hogs = load::hogs(&LAB.host, VCPU_CPU, threads).unwrap();
         let vm = diagnosed(4);
         hogs.kill().unwrap();
-        assert_eq!(causes(&vm)[0], "vcpu_waits", "{vm}");
+        assert_eq!(causes(&vm)[0], "vcpu_waits_for_cpu", "{vm}");
         let fault = &vm["faults"][0];
         // A share of one of three, and of seven.
         let fair = f64::from(threads) / f64::from(threads + 1);
@@ -133,7 +133,7 @@ fn a_worker_that_waits_is_told_from_a_vcpu() {
     let hogs = load::hogs(&LAB.host, VHOST_CPU, 6).unwrap();
     let vm = diagnosed(5);
     hogs.kill().unwrap();
-    assert_eq!(causes(&vm)[0], "worker_waits", "{vm}");
+    assert_eq!(causes(&vm)[0], "worker_waits_for_cpu", "{vm}");
 }
 
 /// A control group of the VM's process; undone when dropped.
@@ -161,13 +161,17 @@ impl Drop for Group {
     }
 }
 
-/// Whether or not others use the CPU, too.
 fn a_quota_is_told_from_busy_loops() {
     let busy = busy_guest();
-    for percent in [10, 30] {
+    // The second time others use the CPU, too.
+    for (percent, threads) in [(10, 0), (30, 1)] {
+        let hogs = (threads > 0).then(|| load::hogs(&LAB.host, VCPU_CPU, threads).unwrap());
         let group = Group::with(&format!("echo {percent}000 100000 >cpu.max"));
         let vm = diagnosed(4);
         drop(group);
+        if let Some(hogs) = hogs {
+            hogs.kill().unwrap();
+        }
         assert_eq!(causes(&vm)[0], "throttled", "{vm}");
         let evidence = vm["faults"][0]["evidence"][0].as_str().unwrap();
         assert!(

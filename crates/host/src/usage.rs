@@ -1,7 +1,7 @@
 //! The kernel's own counters of VMs, at an instant, without any probe: `schedstat` and `stat` of threads, KVM's statistics in debugfs,
 //! control groups, taps, qdiscs, `/proc/stat`.
 
-use crate::cgroup::{Hierarchy, parent};
+use crate::cgroup::{Hierarchy, group_in, parent};
 use crate::root::{Dir, Root};
 use crate::rtnl::Rtnl;
 use crate::task::Stat;
@@ -9,26 +9,30 @@ use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{SysconfVar, sysconf};
 use std::collections::{BTreeMap, BTreeSet};
 use teiji_model::host::Vm;
-use teiji_model::usage::{CpuUsage, GroupUsage, HostThread, Role, RunState, Sample, ThreadUsage, VmUsage};
+use teiji_model::usage::{
+    CpuUsage, GroupUsage, HostThread, Role, RunState, Sample, TapUsage, ThreadUsage, VmUsage,
+};
 
 const BILLION: u64 = 1_000_000_000;
 /// The `ioctl` by which a VMM runs a vCPU (`KVM_RUN`, include/uapi/linux/kvm.h).
 const KVM_RUN: &str = "0xae80";
+/// Threads of the host that are looked at; more are left out.
+const MAX_THREADS: usize = 1 << 16;
 /// Qdiscs that delay packets whatever the load.
 const DELAYING: [&str; 1] = ["netem"];
 
 impl Root {
-    /// The counters of these VMs now; VMs and threads that have ended are left out. `all_threads`: also what each thread of the host
-    /// has run, which takes a few system calls for each.
-    pub fn usage(&self, vms: &[Vm], all_threads: bool) -> Sample {
+    /// The counters of these VMs now; VMs and threads that have ended are left out. `thorough`: also what each thread of the host has
+    /// run, which takes a few system calls for each, and qdiscs.
+    pub fn usage(&self, vms: &[Vm], thorough: bool) -> Sample {
         let hierarchy = Hierarchy::find(self).ok();
-        let delaying = self.delaying(vms);
+        let delaying = if thorough { self.delaying(vms) } else { BTreeMap::new() };
         let usage = |vm: &Vm| Some((vm.pid, self.usage_of(vm, hierarchy.as_ref(), &delaying)?));
         Sample {
             at: now(),
             vms: vms.iter().filter_map(usage).collect(),
             cpus: self.text("proc/stat").map(|text| cpus(&text)).unwrap_or_default(),
-            threads: if all_threads { self.host_threads() } else { BTreeMap::new() },
+            threads: if thorough { self.host_threads() } else { BTreeMap::new() },
         }
     }
 
@@ -39,23 +43,22 @@ impl Root {
         delaying: &BTreeMap<String, String>,
     ) -> Option<VmUsage> {
         let tasks = self.dir(&format!("proc/{}/task", vm.pid))?;
-        let vcpus = vm.vcpus.iter().map(|vcpu| (vcpu.tid, Role::Vcpu(vcpu.index), vcpu.kvm_id));
-        let workers = vm.workers.iter().map(|worker| (worker.tid, Role::Worker, None));
-        let mut threads = BTreeMap::new();
-        for (tid, role, kvm_id) in vcpus.chain(workers) {
+        let vcpus = vm.vcpus.iter().map(|vcpu| (vcpu.tid, Role::Vcpu(vcpu.index)));
+        let workers = vm.workers.iter().map(|worker| (worker.tid, Role::Worker));
+        let (at, mut threads) = (now(), BTreeMap::new());
+        for (tid, role) in vcpus.chain(workers) {
             // A worker that is a kernel thread is no thread of the VMM.
             let own = self.dir(&format!("proc/{tid}/task"));
             let usage = thread(&tasks, tid, role).or_else(|| thread(own.as_ref()?, tid, role));
-            if let Some(mut usage) = usage {
-                usage.polled = kvm_id.and_then(|id| self.polled(vm.pid, id));
+            if let Some(usage) = usage {
                 threads.insert(tid, usage);
             }
         }
         let whole = Stat::read(self, vm.pid)?;
         let names = vm.nics.iter().filter(|nic| nic.ifindex != 0).map(|nic| &nic.tap);
-        let drops = |tap: &String| {
-            let drops = self.number(&format!("sys/class/net/{tap}/statistics/tx_dropped"))?;
-            Some((tap.clone(), drops))
+        let packets = |tap: &String| {
+            let of = |what: &str| self.number(&format!("sys/class/net/{tap}/statistics/{what}"));
+            Some((tap.clone(), TapUsage { taken: of("tx_packets")?, dropped: of("tx_dropped")? }))
         };
         let near: BTreeSet<String> = vm
             .nics
@@ -66,26 +69,29 @@ impl Root {
             })
             .collect();
         let own: BTreeSet<&String> = vm.nics.iter().map(|nic| &nic.tap).collect();
-        // Taps of other VMs on the bridge delay only what these receive.
-        let counts = |device: &String| {
-            own.contains(device) || !self.exists(&format!("sys/class/net/{device}/tun_flags"))
+        // Other VMs' taps and containers' devices on the bridge delay only what these receive.
+        let counts = |(device, _): &(String, String)| {
+            own.contains(device) || self.exists(&format!("sys/class/net/{device}/device"))
         };
         let delayed = |device: String| delaying.get(&device).map(|kind| (device.clone(), kind.clone()));
         Some(VmUsage {
+            at,
+            quotas_seen: hierarchy.is_some_and(Hierarchy::has_cpu),
             threads,
             groups: hierarchy.map(|hierarchy| self.groups(hierarchy, vm)).unwrap_or_default(),
+            polled: self.polled(vm.pid),
             major_faults: whole.number(12).unwrap_or(0),
-            tap_drops: names.filter_map(drops).collect(),
-            delaying: near.into_iter().filter(counts).filter_map(delayed).collect(),
+            taps: names.filter_map(packets).collect(),
+            delaying: near.into_iter().filter_map(delayed).filter(counts).collect(),
         })
     }
 
-    /// How long KVM has polled for a vCPU before it let it sleep.
-    fn polled(&self, pid: u32, kvm_id: u32) -> Option<u64> {
+    /// How long KVM has polled before it let vCPUs of a VM sleep.
+    fn polled(&self, pid: u32) -> Option<u64> {
         let kvm = "sys/kernel/debug/kvm";
         let own = format!("{pid}-");
         let name = self.names(kvm).into_iter().find(|name| name.starts_with(&own))?;
-        let of = |what: &str| self.number(&format!("{kvm}/{name}/vcpu{kvm_id}/{what}"));
+        let of = |what: &str| self.number(&format!("{kvm}/{name}/{what}"));
         Some(of("halt_poll_success_ns")?.saturating_add(of("halt_poll_fail_ns")?))
     }
 
@@ -136,7 +142,10 @@ impl Root {
         for pid in self.numbers("proc") {
             let Some(tasks) = self.dir(&format!("proc/{pid}/task")) else { continue };
             let group = self.text(&format!("proc/{pid}/cgroup"));
-            let unit = group.as_deref().and_then(crate::cgroup::group_in).and_then(|group| unit(&group));
+            let unit = group.as_deref().and_then(group_in).and_then(|group| unit(&group));
+            if all.len() >= MAX_THREADS {
+                break;
+            }
             for tid in tasks.threads() {
                 let Some(stat) = Stat::of_thread(&tasks, tid) else { continue };
                 let ran = tasks.text(&format!("{tid}/schedstat")).and_then(|text| schedstat(&text));
@@ -164,8 +173,9 @@ fn tick() -> u64 {
 }
 
 fn thread(tasks: &Dir, tid: u32, role: Role) -> Option<ThreadUsage> {
-    let (ran, waited, starts) = schedstat(&tasks.text(&format!("{tid}/schedstat"))?)?;
+    // First: where the kernel accounts for time without ticks (nohz_full), it brings the counters up to date for this file.
     let stat = Stat::of_thread(tasks, tid)?;
+    let (ran, waited, starts) = schedstat(&tasks.text(&format!("{tid}/schedstat"))?)?;
     let state = match stat.field(3)? {
         "R" => RunState::Runnable,
         "T" | "t" => RunState::Stopped,
@@ -180,11 +190,11 @@ fn thread(tasks: &Dir, tid: u32, role: Role) -> Option<ThreadUsage> {
         started: stat.number(22)?,
         ran,
         guest: stat.number::<u64>(43).unwrap_or(0).saturating_mul(tick()),
-        polled: None,
         waited,
         starts,
         state,
         cpu: stat.last_cpu()?,
+        group: tasks.text(&format!("{tid}/cgroup")).as_deref().and_then(group_in).unwrap_or_default(),
     })
 }
 

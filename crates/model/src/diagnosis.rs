@@ -7,7 +7,7 @@ use serde::Serialize;
 /// The result for some VMs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Diagnosis {
-    /// How long was looked, ns.
+    /// How long they were observed, ns.
     pub length: u64,
     /// By VM, in the order in which they were asked for.
     pub vms: Vec<VmDiagnosis>,
@@ -24,27 +24,34 @@ pub struct VmDiagnosis {
     pub headline: String,
     /// Where the time of its threads went: vCPUs by index, then vhost workers.
     pub threads: Vec<ThreadTime>,
+    /// Part of what its vCPUs ran, together: KVM polled before it let them sleep, ns; `None` if debugfs does not tell.
+    pub polled: Option<u64>,
     /// What is wrong, worst first; empty if nothing is, or if it cannot be told.
     pub faults: Vec<Fault>,
     /// What could not be seen, and why, for people.
     pub unseen: Vec<String>,
 }
 
-/// Where the time of a thread went, ns. All but `guest` and `polled`, which are parts of `ran`, add up to `length`.
+impl VmDiagnosis {
+    /// Whether something was seen of it, and no fault found.
+    pub fn is_well(&self) -> bool {
+        self.faults.is_empty() && !self.threads.is_empty()
+    }
+}
+
+/// Where the time of a thread went, ns. All but `guest`, which is part of `ran`, add up to `length`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ThreadTime {
     /// What it is, such as `vCPU 0`.
     pub name: String,
     /// Its thread id.
     pub tid: u32,
-    /// How long it was looked at.
+    /// How long it was observed.
     pub length: u64,
     /// It had a CPU.
     pub ran: u64,
     /// Of `ran`: in guest mode, as the kernel counts by ticks.
     pub guest: u64,
-    /// Of `ran`: KVM polled before it let the vCPU sleep; `null` if debugfs does not tell.
-    pub polled: Option<u64>,
     /// It was runnable, and others had its CPU.
     pub waited: u64,
     /// How often it began to run.
@@ -55,9 +62,9 @@ pub struct ThreadTime {
     pub stopped: u64,
     /// A vCPU that slept in the VMM, not in KVM: as that of a VM that is paused.
     pub in_vmm: u64,
-    /// It waited for a device, as a page of guest memory had to be read.
+    /// It slept uninterruptibly, usually for a device, as a page of guest memory had to be read.
     pub disk: u64,
-    /// It slept; of a vCPU: the guest had halted it.
+    /// It slept; of a vCPU usually: the guest had halted it.
     pub slept: u64,
     /// CPUs that it was seen on.
     pub cpus: Vec<u32>,
@@ -66,7 +73,7 @@ pub struct ThreadTime {
 impl ThreadTime {
     /// The part of the time that it would have used that went to waiting, 0 to 1.
     pub fn waited_share(&self) -> f64 {
-        share(self.waited, self.ran + self.waited)
+        share(self.waited, self.ran + self.waited + self.throttled)
     }
 }
 
@@ -84,8 +91,9 @@ pub struct Fault {
     pub title: String,
     /// Who is to blame.
     pub blame: Blame,
-    /// How bad it is, 0 to 1: the part of the time that a thread would have used and did not get, or was lost otherwise.
-    pub share: f64,
+    /// The part of the time that a thread could have used and did not get, 0 to 1, of the thread or CPU that lost most; `None` of a
+    /// cause that is no loss of time, or of which it is not known.
+    pub share: Option<f64>,
     /// The figures that show it, for people.
     pub evidence: Vec<String>,
     /// Who had the CPU instead, the longest first.
@@ -137,16 +145,16 @@ causes! {
     /// A CPU quota keeps threads from running.
     Throttled, "throttled";
     /// A vCPU thread waits while others have its CPU.
-    VcpuWaits, "vcpu_waits";
+    VcpuWaitsForCpu, "vcpu_waits_for_cpu";
     /// A vhost worker waits while others have its CPU.
-    WorkerWaits, "worker_waits";
+    WorkerWaitsForCpu, "worker_waits_for_cpu";
     /// A vhost worker has no time left.
     WorkerBusy, "worker_busy";
     /// The guest uses all that its vCPUs can give.
     GuestBusy, "guest_busy";
     /// Pages of guest memory have to be read from a device.
     Swapped, "swapped";
-    /// The guest takes packets too slowly.
+    /// Packets for the guest come faster than they are taken.
     TapFull, "tap_full";
     /// A qdisc delays packets on purpose.
     Delayed, "delayed";

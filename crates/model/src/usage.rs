@@ -19,16 +19,32 @@ pub struct Sample {
 /// A VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VmUsage {
+    /// When its threads were read: later than [`Sample::at`], as other VMs come before it.
+    pub at: u64,
     /// Its vCPU threads and vhost workers, by thread id.
     pub threads: BTreeMap<u32, ThreadUsage>,
-    /// The control groups that limit it, from the one that its threads are in up to the root; empty without cgroup v2.
+    /// The control groups of its threads and those above, without the root, by path; empty without cgroup v2.
     pub groups: Vec<GroupUsage>,
+    /// Whether CPU quotas can be seen: the groups of version 2 have the CPU controller.
+    pub quotas_seen: bool,
+    /// Time that KVM polled before it let vCPUs sleep, summed over them; `None` if debugfs does not tell.
+    pub polled: Option<u64>,
     /// Page faults that had to read from a device.
     pub major_faults: u64,
-    /// Packets for the guest that found its taps full, by tap.
-    pub tap_drops: BTreeMap<String, u64>,
-    /// Qdiscs that delay packets on purpose, on its taps and on the other ports of their bridges: device and kind.
+    /// Packets for the guest, by tap.
+    pub taps: BTreeMap<String, TapUsage>,
+    /// Qdiscs that delay packets on purpose, on its taps and on the NICs of their bridges: device and kind. Only where all threads
+    /// were looked at.
     pub delaying: Vec<(String, String)>,
+}
+
+/// Packets for the guest on a tap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TapUsage {
+    /// Those that were taken off it.
+    pub taken: u64,
+    /// Those that found it full, or its other side gone.
+    pub dropped: u64,
 }
 
 /// What a thread of a VM does.
@@ -51,8 +67,6 @@ pub struct ThreadUsage {
     pub ran: u64,
     /// Of it, in guest mode; the kernel counts it by ticks, so that a short time is a rough one.
     pub guest: u64,
-    /// Of it, polling before a halt; `None` if debugfs does not tell.
-    pub polled: Option<u64>,
     /// Time that it was runnable and waited for a CPU, up to when it last began to run.
     pub waited: u64,
     /// How often it began to run.
@@ -61,6 +75,8 @@ pub struct ThreadUsage {
     pub state: RunState,
     /// The CPU that it runs on, or ran on last.
     pub cpu: u32,
+    /// Its control group; empty if not known.
+    pub group: String,
 }
 
 /// What a thread does at an instant.

@@ -32,8 +32,8 @@ pub enum Command {
     Doctor(Print),
     /// List the VMs of this host with their threads and NICs.
     Vms(Print),
-    /// Find out what is wrong with VMs, by the kernel's own counters: nothing is attached, no packet is looked at. The exit code is 1
-    /// if something is wrong.
+    /// Find out why VMs are slow or stopped, from the kernel's counters: without probes, and without looking at packets. The exit code
+    /// is 1 if something is wrong, or cannot be told.
     Diagnose(Diagnose),
     /// Follow the packets of VMs and report where their time is spent.
     Trace(Trace),
@@ -85,10 +85,10 @@ pub struct Diagnose {
     /// A VM by its name or as pid:N; may be given several times [default: all VMs].
     #[arg(long = "vm", value_name = "VM")]
     pub vms: Vec<String>,
-    /// How long to look, such as 5s; from 2s on a result is certain.
+    /// Observation time, such as 5s; below 2s the confidence is lower.
     #[arg(long = "for", value_name = "TIME", value_parser = parse_duration, default_value = "5s")]
     pub length: Duration,
-    /// Look again and again, until Ctrl-C; with --json one document each time.
+    /// Observe again and again, until Ctrl-C; with --json one document a line.
     #[arg(long)]
     pub watch: bool,
     /// The format of the result.

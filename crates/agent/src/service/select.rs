@@ -69,7 +69,7 @@ fn all(found: &[(Vm, Identity)]) -> (Vec<Vm>, Vec<String>) {
         match doubt(identity).filter(|_| some_trusted) {
             None => selected.push(vm.clone()),
             Some(whose) => notes.push(printable(&format!(
-                "a process calls itself {}: pid {}, {whose}; it is not traced (--vm pid:{} does)",
+                "a process calls itself {}: pid {}, {whose}; it is left out (--vm pid:{} selects it)",
                 vm.name, vm.pid, vm.pid
             ))),
         }
@@ -88,7 +88,7 @@ fn called<'a>(name: &str, found: &'a [(Vm, Identity)], notes: &mut Vec<String>) 
     for (vm, identity) in untrusted {
         let whose = identity.doubt_by_default().unwrap_or_default();
         notes.push(printable(&format!(
-            "another process calls itself {name}: pid {}, {whose}; it is not traced (--vm pid:{} does)",
+            "another process calls itself {name}: pid {}, {whose}; it is left out (--vm pid:{} selects it)",
             vm.pid, vm.pid
         )));
     }
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!((vms.len(), vms[0].pid), (1, 2));
         assert_eq!(
             notes,
-            ["another process calls itself a: pid 1, user 1000; it is not traced (--vm pid:1 does)"]
+            ["another process calls itself a: pid 1, user 1000; it is left out (--vm pid:1 selects it)"]
         );
         // A VM that is the only one with its name is selected, and so is a process id.
         assert_eq!(select(&found, &["c".into(), "pid:1".into()]).unwrap().vms.len(), 2);
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(notes.len(), 2);
         assert_eq!(
             notes[1],
-            "a process calls itself c: pid 3, user 1000; it is not traced (--vm pid:3 does)"
+            "a process calls itself c: pid 3, user 1000; it is left out (--vm pid:3 selects it)"
         );
         // A user's own VMs, where there are no others.
         let Selection { vms, notes, .. } = select(&found[2..], &[]).unwrap();

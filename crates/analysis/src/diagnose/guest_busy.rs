@@ -6,7 +6,7 @@ use teiji_model::finding::Remedy;
 use teiji_model::reason::Blame;
 use teiji_model::text::percent;
 
-/// From this part of the time of a vCPU on, in guest mode and exits together.
+/// From this part of the time of a vCPU on, in guest mode.
 const BUSY: f64 = 0.9;
 
 pub(super) const RULE: Rule = Rule {
@@ -14,16 +14,14 @@ pub(super) const RULE: Rule = Rule {
     title: "the guest uses up its vCPU",
     blame: Blame::Guest,
     found: |seen| {
-        // Polling is no work of the guest.
-        let busy =
-            |time: &super::ThreadTime| share(time.ran - time.polled.unwrap_or(0).min(time.ran), time.length);
-        let mut all: Vec<_> =
-            seen.vcpus().map(|time| (busy(time), time)).filter(|(busy, _)| *busy >= BUSY).collect();
+        let busy = seen.vcpus().map(|time| (share(time.guest, time.length), &time.name));
+        let mut all: Vec<_> = busy.filter(|(busy, _)| *busy >= BUSY).collect();
         all.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let line = |(busy, time): &(f64, &super::ThreadTime)| {
-            format!("{} works {} of the time", time.name, percent(*busy))
-        };
-        Found::new(all.first()?.0, all.iter().map(line).collect())
+        let lines: Vec<String> = all
+            .iter()
+            .map(|(busy, name)| format!("{name} runs the guest {} of the time", percent(*busy)))
+            .collect();
+        (!lines.is_empty()).then(|| Found::unmeasured(lines))?
     },
     explanation: "The programs in the guest use all of a vCPU: what comes waits in the guest, and no change of the host shortens \
                   that.",

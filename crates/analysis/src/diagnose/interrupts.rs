@@ -16,7 +16,7 @@ pub(super) const RULE: Rule = Rule {
     found: |seen| {
         let (cpu, part) = seen.worst_cpu(|cpu| cpu.interrupts)?;
         let line = format!("CPU {cpu} handles interrupts and softirqs {} of the time", percent(part));
-        (part >= INTERRUPTS).then(|| Found::new(part, vec![line]))?
+        (part >= INTERRUPTS).then(|| Found::lost(part, vec![line]))?
     },
     explanation: "Interrupts and the packets that they bring are handled on a CPU of the VM's threads, before these.",
     remedy: |_| {

@@ -4,12 +4,12 @@
 //!  Sample, Sample, … ─► time: where the time of each thread went ─► rule of each cause ─► Fault: share, evidence, remedy
 //! ```
 //! A `Rule` looks at one VM ([`Seen`]) and says how bad its cause is, as the part of the time that a thread wanted and did not get.
-//! Faults are ranked by that part. What is less than a rule's limit is no fault: every VM waits a little. The limits are those at
-//! which response times change by more than they do on an idle host.
+//! Faults are ranked by that part; those that are no loss of time come after them, in the order of the table. What is less than a
+//! rule's limit is no fault: every VM waits a little.
 //!
 //! # Confidence
-//! Each of these is a doubt: less than [`MIN_LENGTH`] was looked at; the cause needs something that this host does not show
-//! ([`VmDiagnosis::unseen`]). No doubt means high confidence, one means medium, more mean low.
+//! Each of these is a doubt: less than [`MIN_LENGTH`] was observed; a wait for a CPU may be that of a quota, where quotas cannot be seen.
+//! No doubt means high confidence, one means medium, more mean low.
 
 mod delayed;
 mod guest_busy;
@@ -33,7 +33,7 @@ use teiji_model::reason::Blame;
 use teiji_model::text::{duration, percent, printable};
 use teiji_model::usage::{HostThread, Role, Sample, VmUsage};
 
-/// The shortest time of which a diagnosis is certain, ns.
+/// The shortest time without a doubt, ns.
 pub const MIN_LENGTH: u64 = 2_000_000_000;
 /// The part of the time that it wanted from which on a thread that waits is a fault: a tenth.
 const WAITS: f64 = 0.1;
@@ -41,6 +41,8 @@ const WAITS: f64 = 0.1;
 /// as long as it runs, some 10 µs each time.
 const WAITS_EACH: u64 = 500_000;
 const WAITS_OF_ALL: f64 = 0.05;
+/// The least part of all the time that it waits: beside others, a thread that hardly ever runs waits for some ms now and then.
+const WAITS_AT_LEAST: f64 = 0.01;
 /// The greatest number of neighbours that are named.
 const MAX_NEIGHBOURS: usize = 3;
 /// The least part of the CPUs' time for which a neighbour is named.
@@ -78,15 +80,21 @@ static RULES: [Rule; FaultCause::ALL.len()] = [
 /// A cause that is there.
 struct Found {
     /// See [`Fault::share`].
-    share: f64,
+    share: Option<f64>,
     evidence: Vec<String>,
     /// CPUs on which others ran instead.
     cpus: BTreeSet<u32>,
 }
 
 impl Found {
-    fn new(share: f64, evidence: Vec<String>) -> Option<Found> {
-        Some(Found { share, evidence, cpus: BTreeSet::new() })
+    /// Time is lost.
+    fn lost(share: f64, evidence: Vec<String>) -> Option<Found> {
+        Some(Found { share: Some(share), evidence, cpus: BTreeSet::new() })
+    }
+
+    /// No time is lost, or it is not known how much.
+    fn unmeasured(evidence: Vec<String>) -> Option<Found> {
+        Some(Found { share: None, evidence, cpus: BTreeSet::new() })
     }
 }
 
@@ -97,7 +105,9 @@ struct Seen<'a> {
     last: &'a VmUsage,
     /// The first and the last sample.
     host: (&'a Sample, &'a Sample),
-    /// How long it was looked at, ns.
+    /// CPUs on which one of its threads was in at least half of the samples.
+    cpus: BTreeSet<u32>,
+    /// How long it was observed, ns.
     length: u64,
 }
 
@@ -114,18 +124,18 @@ impl Seen<'_> {
         self.times.iter().map(|(_, time)| time)
     }
 
-    /// CPUs that its threads were seen on.
-    fn cpus(&self) -> BTreeSet<u32> {
-        self.all().flat_map(|time| time.cpus.iter().copied()).collect()
+    /// How long KVM polled before it let vCPUs sleep, ns.
+    fn polled(&self) -> Option<u64> {
+        Some(self.last.polled?.saturating_sub(self.first.polled?))
     }
 
-    /// The busiest of these CPUs by a part of its time, 0 to 1.
+    /// The busiest of its CPUs by a part of its time, 0 to 1.
     fn worst_cpu(&self, part: fn(&teiji_model::usage::CpuUsage) -> u64) -> Option<(u32, f64)> {
         let of = |cpu: u32| {
             let (first, last) = (self.host.0.cpus.get(&cpu)?, self.host.1.cpus.get(&cpu)?);
             Some((cpu, share(part(last).saturating_sub(part(first)), last.total.saturating_sub(first.total))))
         };
-        self.cpus().into_iter().filter_map(of).max_by(|a, b| a.1.total_cmp(&b.1))
+        self.cpus.iter().filter_map(|cpu| of(*cpu)).max_by(|a, b| a.1.total_cmp(&b.1))
     }
 }
 
@@ -134,6 +144,7 @@ fn waiting<'a>(threads: impl Iterator<Item = &'a ThreadTime>) -> Option<Found> {
     let is_waiting = |time: &&ThreadTime| {
         let each = time.waited / time.starts.max(1);
         time.waited_share() >= WAITS
+            && share(time.waited, time.length) >= WAITS_AT_LEAST
             && (each >= WAITS_EACH || share(time.waited, time.length) >= WAITS_OF_ALL)
     };
     let mut all: Vec<&ThreadTime> = threads.filter(is_waiting).collect();
@@ -144,7 +155,7 @@ fn waiting<'a>(threads: impl Iterator<Item = &'a ThreadTime>) -> Option<Found> {
         format!("{} waits {of} of the time that it could run, {each} each time", time.name)
     };
     Some(Found {
-        share: all.first()?.waited_share(),
+        share: Some(all.first()?.waited_share()),
         evidence: all.iter().map(line).collect(),
         cpus: all.iter().flat_map(|time| time.cpus.iter().copied()).collect(),
     })
@@ -163,6 +174,7 @@ pub fn diagnose(vms: &[Vm], samples: &[Sample]) -> Diagnosis {
             first: first.vms.get(&vm.pid)?,
             last: last.vms.get(&vm.pid)?,
             host: (first, last),
+            cpus: usual_cpus(vm, samples),
             length,
         };
         Some(of_vm(vm, vms, &seen))
@@ -170,14 +182,31 @@ pub fn diagnose(vms: &[Vm], samples: &[Sample]) -> Diagnosis {
     Diagnosis { length, vms: vms.iter().filter_map(one).collect() }
 }
 
+/// CPUs on which a thread of the VM was in at least half of the samples.
+fn usual_cpus(vm: &Vm, samples: &[Sample]) -> BTreeSet<u32> {
+    let mut seen: BTreeMap<(u32, u32), usize> = BTreeMap::new();
+    for usage in samples.iter().filter_map(|sample| sample.vms.get(&vm.pid)) {
+        for (tid, thread) in &usage.threads {
+            *seen.entry((*tid, thread.cpu)).or_default() += 1;
+        }
+    }
+    seen.into_iter().filter(|(_, n)| n * 2 >= samples.len()).map(|((_, cpu), _)| cpu).collect()
+}
+
 fn of_vm(vm: &Vm, vms: &[Vm], seen: &Seen<'_>) -> VmDiagnosis {
     let unseen = unseen(vm, seen);
     let mut doubts = Vec::new();
     if seen.length < MIN_LENGTH {
-        doubts.push(format!("only {} were looked at", duration(seen.length as f64)));
+        doubts.push(format!("observed for only {}", duration(seen.length as f64)));
     }
     let fault = |rule: &Rule| {
         let found = (rule.found)(seen)?;
+        let mut doubts = doubts.clone();
+        if matches!(rule.cause, FaultCause::VcpuWaitsForCpu | FaultCause::WorkerWaitsForCpu)
+            && !seen.last.quotas_seen
+        {
+            doubts.push("it may be a CPU quota, which could not be seen".to_owned());
+        }
         Some(Fault {
             cause: rule.cause,
             title: rule.title.to_owned(),
@@ -186,40 +215,41 @@ fn of_vm(vm: &Vm, vms: &[Vm], seen: &Seen<'_>) -> VmDiagnosis {
             evidence: found.evidence,
             neighbours: neighbours(vm, vms, seen, &found.cpus),
             confidence: Confidence::of(doubts.len()),
-            doubts: doubts.clone(),
+            doubts,
             explanation: rule.explanation.to_owned(),
             remedy: (rule.remedy)(seen),
         })
     };
     let mut faults: Vec<Fault> = RULES.iter().filter_map(fault).collect();
-    // A thread that is kept from running by what comes first in the table only seems to have other faults.
-    faults.sort_by(|a, b| b.share.total_cmp(&a.share));
-    let headline = headline(&faults, seen, &unseen);
+    let rank = |fault: &Fault| fault.share.unwrap_or(-1.0);
+    faults.sort_by(|a, b| rank(b).total_cmp(&rank(a)));
+    let headline = headline(&faults, seen);
     VmDiagnosis {
         name: vm.name.clone(),
         pid: vm.pid,
         headline,
         threads: seen.times.iter().map(|(_, time)| time.clone()).collect(),
+        polled: seen.polled(),
         faults,
         unseen,
     }
 }
 
 /// In at most 12 words.
-fn headline(faults: &[Fault], seen: &Seen<'_>, unseen: &[String]) -> String {
-    if seen.times.is_empty() {
-        return "cannot tell: none of its threads can be identified".to_owned();
-    }
+fn headline(faults: &[Fault], seen: &Seen<'_>) -> String {
     if let Some(worst) = faults.first() {
         let others = match faults.len() - 1 {
             0 => String::new(),
             n => format!(" (and {n} more)"),
         };
-        return format!("{}: {}{others}", worst.title, percent(worst.share));
+        let share = worst.share.map(|share| format!(": {}", percent(share)));
+        return format!("{}{}{others}", worst.title, share.unwrap_or_default());
+    }
+    if seen.vcpus().next().is_none() {
+        return "cannot tell: its vCPU threads cannot be identified".to_owned();
     }
     let (ran, all) = seen.vcpus().fold((0, 0), |sum, time| (sum.0 + time.ran, sum.1 + time.length));
-    let nothing = if unseen.is_empty() { "nothing is wrong" } else { "nothing wrong seen" };
-    format!("{nothing}; its vCPUs use {} of their time", percent(share(ran, all)))
+    format!("no fault found; its vCPUs use {} of their time", percent(share(ran, all)))
 }
 
 /// What could not be seen, and why.
@@ -231,14 +261,19 @@ fn unseen(vm: &Vm, seen: &Seen<'_>) -> Vec<String> {
                 .to_owned(),
         );
     }
-    if seen.last.groups.is_empty() {
-        all.push("CPU quotas: it is in no control group of version 2 that could be read".to_owned());
+    if !seen.last.quotas_seen {
+        all.push(
+            "CPU quotas: the host has no control groups of version 2 with the CPU controller".to_owned(),
+        );
     }
-    if seen.vcpus().any(|time| time.polled.is_none()) {
+    if seen.polled().is_none() {
         all.push("how long KVM polls: its statistics in debugfs could not be read".to_owned());
     }
-    if vm.nics.iter().any(|nic| nic.unseen().is_some()) {
-        all.push("packets of NICs that are no taps of this network namespace".to_owned());
+    for nic in vm.nics.iter().filter(|nic| nic.ifindex == 0) {
+        all.push(format!(
+            "drops and qdiscs of its NIC {}: it is no tap of this network namespace",
+            printable(&nic.tap)
+        ));
     }
     all
 }
@@ -251,11 +286,15 @@ fn neighbours(vm: &Vm, vms: &[Vm], seen: &Seen<'_>, cpus: &BTreeSet<u32>) -> Vec
     for (tid, thread) in last.threads.iter().filter(|(_, thread)| cpus.contains(&thread.cpu)) {
         let before = first.threads.get(tid).filter(|before| before.started == thread.started);
         let time = thread.ran.saturating_sub(before.map_or(0, |before| before.ran));
-        let name = whose(*tid, thread, vm, vms);
+        let own = vm.pid == thread.pid || vm.workers.iter().any(|worker| worker.tid == *tid);
+        let waits = seen.all().any(|time| time.tid == *tid && time.waited_share() >= WAITS);
+        if own && waits {
+            continue;
+        }
+        let name = if own { "its own other threads".to_owned() } else { whose(*tid, thread, vms) };
         let sum = ran.entry(name).or_default();
         *sum = sum.saturating_add(time.min(seen.length));
     }
-    ran.remove(&itself(vm));
     let mut longest: Vec<(String, u64)> =
         ran.into_iter().filter(|(_, ran)| share(*ran, all) >= NEIGHBOUR).collect();
     longest.sort_by_key(|(_, ran)| std::cmp::Reverse(*ran));
@@ -263,18 +302,15 @@ fn neighbours(vm: &Vm, vms: &[Vm], seen: &Seen<'_>, cpus: &BTreeSet<u32>) -> Vec
     longest.into_iter().map(|(name, ran)| Neighbour { name, share: share(ran, all) }).collect()
 }
 
-fn itself(vm: &Vm) -> String {
-    format!("VM {}", vm.name)
-}
-
 /// The VM, unit or container that a thread belongs to, or its name.
-fn whose(tid: u32, thread: &HostThread, own: &Vm, vms: &[Vm]) -> String {
+fn whose(tid: u32, thread: &HostThread, vms: &[Vm]) -> String {
     let is_of = |vm: &&Vm| vm.pid == thread.pid || vm.workers.iter().any(|worker| worker.tid == tid);
-    if let Some(vm) = std::iter::once(own).chain(vms).find(is_of) {
-        return itself(vm);
+    if let Some(vm) = vms.iter().find(is_of) {
+        // Anyone may choose a name.
+        return format!("VM {} ({})", printable(&vm.name), vm.pid);
     }
     match &thread.unit {
-        Some(unit) => unit.clone(),
+        Some(unit) => printable(unit),
         None => format!("{} ({})", printable(&thread.name), thread.pid),
     }
 }

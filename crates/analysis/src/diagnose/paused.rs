@@ -17,7 +17,7 @@ pub(super) const RULE: Rule = Rule {
         // A vCPU that the guest has not started yet sleeps in KVM.
         let least = seen.vcpus().map(|time| share(time.in_vmm, time.length)).min_by(f64::total_cmp)?;
         let line = format!("all vCPU threads sleep in the VMM, outside KVM, {} of the time", percent(least));
-        (least >= PAUSED).then(|| Found::new(least, vec![line]))?
+        (least >= PAUSED).then(|| Found::lost(least, vec![line]))?
     },
     explanation: "The VMM has stopped the vCPUs: somebody has paused the VM, or a snapshot, a migration or an error of its \
                   disk has.",

@@ -11,7 +11,7 @@ const STOPPED: f64 = 0.1;
 
 pub(super) const RULE: Rule = Rule {
     cause: FaultCause::Stopped,
-    title: "stopped, not scheduled",
+    title: "stopped or frozen",
     blame: Blame::Host,
     found: |seen| {
         let worst = seen.all().max_by_key(|time| time.stopped)?;
@@ -19,7 +19,7 @@ pub(super) const RULE: Rule = Rule {
         let frozen = seen.last.groups.iter().find(|group| group.frozen);
         let by = frozen.map(|group| format!("the control group {} is frozen", group.path));
         let line = format!("{} was stopped {} of the time", worst.name, percent(stopped));
-        (stopped >= STOPPED).then(|| Found::new(stopped, [line].into_iter().chain(by).collect()))?
+        (stopped >= STOPPED).then(|| Found::lost(stopped, [line].into_iter().chain(by).collect()))?
     },
     explanation: "Somebody has stopped the VM's threads: SIGSTOP, a debugger that is attached, or the freezer of control groups. \
                   The host's scheduler has no part in that.",

@@ -6,11 +6,8 @@ use teiji_model::finding::Remedy;
 use teiji_model::reason::Blame;
 use teiji_model::text::percent;
 
-/// Page faults a second that had to read from a device, from which on they are a fault.
+/// Page faults a second that had to read from a device, from which on something is wrong.
 const FAULTS: u64 = 20;
-/// The same as a part of the time that a vCPU waited for a device.
-const DISK: f64 = 0.05;
-
 pub(super) const RULE: Rule = Rule {
     cause: FaultCause::Swapped,
     title: "guest memory is read from disk",
@@ -23,7 +20,7 @@ pub(super) const RULE: Rule = Rule {
             format!("{rate} page faults a second that had to read from a device"),
             format!("a thread waits {} of the time for devices", percent(disk)),
         ];
-        (rate >= FAULTS || disk >= DISK).then(|| Found::new(disk.max(DISK), lines))?
+        (rate >= FAULTS).then(|| Found::lost(disk, lines))?
     },
     explanation: "The host has too little memory: pages of the guest are in swap space, or are read from a file.",
     remedy: |_| {

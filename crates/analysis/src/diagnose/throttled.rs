@@ -29,7 +29,7 @@ pub(super) const RULE: Rule = Rule {
             by.path,
             percent(throttled)
         );
-        (throttled >= THROTTLED).then(|| Found::new(throttled, vec![line]))?
+        (throttled >= THROTTLED).then(|| Found::lost(throttled, vec![line]))?
     },
     explanation: "The VM has used up what its control group may use in a period (cpu.max), and waits for the next one. No \
                   scheduling class helps against the operator's own limit.",

@@ -1,8 +1,7 @@
 //! Where the time of a VM's threads went.
 //!
 //! Between two samples of a thread the kernel's counters tell how long it ran and waited. The rest is what its state was at both ends;
-//! where the ends differ, half of it is of each. What a CPU quota took is part of what the thread seems to have waited or slept: kernels
-//! differ in that (since Linux 6.18 a throttled thread is taken off its queue).
+//! where the ends differ, half of it is of each. What a CPU quota took is part of what the thread waited, by these counters.
 
 use std::collections::{BTreeMap, BTreeSet};
 use teiji_model::diagnosis::ThreadTime;
@@ -12,7 +11,7 @@ use teiji_model::usage::{GroupUsage, Role, RunState, Sample, ThreadUsage, VmUsag
 /// The time of each thread that was there from the first sample to the last one: vCPUs by index, then workers.
 pub(super) fn of(vm: &Vm, samples: &[Sample]) -> Vec<(Role, ThreadTime)> {
     let usages: Vec<(u64, &VmUsage)> =
-        samples.iter().filter_map(|sample| Some((sample.at, sample.vms.get(&vm.pid)?))).collect();
+        samples.iter().filter_map(|sample| sample.vms.get(&vm.pid)).map(|usage| (usage.at, usage)).collect();
     let mut all: BTreeMap<(Role, u32), ThreadTime> = BTreeMap::new();
     let is_there = |tid: &u32, thread: &ThreadUsage| {
         usages.iter().all(|(_, vm)| vm.threads.get(tid).is_some_and(|other| other.started == thread.started))
@@ -55,16 +54,16 @@ fn between(first: &ThreadUsage, last: &ThreadUsage, length: u64) -> ThreadTime {
     let cpus: BTreeSet<u32> = [first.cpu, last.cpu].into();
     time.cpus = cpus.into_iter().collect();
     time.guest = last.guest.saturating_sub(first.guest).min(ran);
-    let polled = |usage: &ThreadUsage| usage.polled;
-    time.polled = polled(last).zip(polled(first)).map(|(last, first)| last.saturating_sub(first).min(ran));
     // A wait counts when it ends. One that has gone on since the sample before has begun nothing.
-    let still_waits = starts == 0 && first.state == RunState::Runnable && last.state == RunState::Runnable;
-    if still_waits {
+    let still = |state: RunState| starts == 0 && first.state == state && last.state == state;
+    if still(RunState::Runnable) && ran == 0 {
         waited += rest;
     } else {
         for (state, part) in [(first.state, rest / 2), (last.state, rest - rest / 2)] {
             *match state {
                 RunState::Stopped => &mut time.stopped,
+                // Else the VMM did something for the guest just then.
+                RunState::InVmm if !still(RunState::InVmm) => &mut time.slept,
                 RunState::InVmm => &mut time.in_vmm,
                 RunState::Disk => &mut time.disk,
                 RunState::Asleep | RunState::Runnable => &mut time.slept,
@@ -91,40 +90,42 @@ fn frozen(first: &VmUsage, last: &VmUsage, bins: &mut BTreeMap<(Role, u32), Thre
     }
 }
 
-/// What the quotas of groups took of the threads, as far as they wanted to run.
+/// What the quotas of groups took of the threads, as far as these waited.
 fn throttled(first: &VmUsage, last: &VmUsage, bins: &mut BTreeMap<(Role, u32), ThreadTime>) {
-    let of = |vm: &VmUsage, path: &str| {
-        vm.groups.iter().find(|group| group.path == path).map(|group: &GroupUsage| group.throttled)
-    };
-    let grown = |group: &GroupUsage| Some(group.throttled.saturating_sub(of(first, &group.path)?));
-    // Groups one below the other throttle the same threads.
-    let most = last.groups.iter().filter_map(grown).max().unwrap_or(0);
-    let wanted = |time: &ThreadTime| time.ran + time.waited;
-    let all: u64 = bins.values().map(wanted).sum();
-    if most == 0 || all == 0 {
-        return;
+    fn grown<'a>(first: &VmUsage, group: &'a GroupUsage) -> Option<(&'a str, u64)> {
+        let before = first.groups.iter().find(|before| before.path == group.path)?;
+        Some((&group.path, group.throttled.saturating_sub(before.throttled)))
     }
-    for time in bins.values_mut() {
-        let part = (u128::from(most) * u128::from(wanted(time)) / u128::from(all)) as u64;
-        let mut left = part;
-        for from in [&mut time.waited, &mut time.slept] {
-            let taken = left.min(*from);
-            *from -= taken;
-            left -= taken;
+    // Groups one below the other throttle the same threads: that with the most counts, for those that it limits most.
+    let grown: Vec<(&str, u64)> =
+        last.groups.iter().filter_map(|group| grown(first, group)).filter(|(_, ns)| *ns > 0).collect();
+    let limit = |tid: &u32| {
+        let group = last.threads.get(tid)?.group.as_str();
+        let is_in = |path: &str| {
+            group.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        grown.iter().filter(|(path, _)| is_in(path)).max_by_key(|(_, ns)| *ns)
+    };
+    let mut wanted: BTreeMap<&str, u64> = BTreeMap::new();
+    for ((_, tid), time) in bins.iter() {
+        if let Some((path, _)) = limit(tid) {
+            *wanted.entry(path).or_default() += time.ran + time.waited;
         }
-        time.throttled = part - left;
+    }
+    for ((_, tid), time) in bins.iter_mut() {
+        let Some((path, ns)) = limit(tid) else { continue };
+        let all = wanted.get(path).copied().unwrap_or(0).max(1);
+        let part = u128::from(*ns) * u128::from(time.ran + time.waited) / u128::from(all);
+        let taken = u64::try_from(part).unwrap_or(u64::MAX).min(time.waited);
+        time.waited -= taken;
+        time.throttled += taken;
     }
 }
 
 fn add(sum: &mut ThreadTime, bin: &ThreadTime) {
-    let first = sum.length == 0;
     sum.length += bin.length;
     sum.ran += bin.ran;
     sum.guest += bin.guest;
-    sum.polled = match (first, sum.polled) {
-        (true, _) => bin.polled,
-        (false, polled) => polled.zip(bin.polled).map(|(a, b)| a + b),
-    };
     sum.waited += bin.waited;
     sum.starts += bin.starts;
     sum.throttled += bin.throttled;

@@ -1,6 +1,7 @@
 //! A vhost worker has no time left.
 
 use super::{Found, Rule};
+use crate::finding::BUSY_WORKER;
 use teiji_model::diagnosis::{FaultCause, share};
 use teiji_model::finding::Remedy;
 use teiji_model::reason::Blame;
@@ -16,13 +17,9 @@ pub(super) const RULE: Rule = Rule {
     found: |seen| {
         let busy = seen.workers().map(|time| share(time.ran, time.length)).max_by(f64::total_cmp)?;
         (busy >= BUSY)
-            .then(|| Found::new(busy, vec![format!("a vhost worker runs {} of the time", percent(busy))]))?
+            .then(|| Found::unmeasured(vec![format!("a vhost worker runs {} of the time", percent(busy))]))?
     },
     explanation: "One thread carries the packets of a NIC's queue, and it has a whole CPU already: packets wait for it or are \
                   dropped.",
-    remedy: |_| {
-        Remedy::elsewhere(
-            "give the VM's NIC more queues (queues=N of QEMU's netdev, ethtool -L in the guest) or fewer packets",
-        )
-    },
+    remedy: |_| Remedy::elsewhere(BUSY_WORKER),
 };

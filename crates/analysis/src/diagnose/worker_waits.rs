@@ -1,13 +1,13 @@
 //! A vhost worker is runnable while others have its CPU, such as a vCPU of the same VM.
 
 use super::{Rule, waiting};
+use crate::finding::realtime;
 use teiji_model::diagnosis::FaultCause;
-use teiji_model::finding::{PolicyChange, Remedy};
 use teiji_model::reason::Blame;
 use teiji_model::stage::Actor;
 
 pub(super) const RULE: Rule = Rule {
-    cause: FaultCause::WorkerWaits,
+    cause: FaultCause::WorkerWaitsForCpu,
     title: "vhost worker waits for a CPU",
     blame: Blame::Host,
     found: |seen| {
@@ -21,8 +21,5 @@ pub(super) const RULE: Rule = Rule {
     },
     explanation: "The vhost worker, which carries the VM's packets, could run, and the host's scheduler ran other threads on \
                   its CPU.",
-    remedy: |_| {
-        let text = "vCPU threads and vhost workers before all ordinary threads; or CPUs of their own: vcpu_cpus, worker_cpus";
-        Remedy::change(PolicyChange::Realtime { threads: Actor::Worker }, text, "")
-    },
+    remedy: |_| realtime(Actor::Worker),
 };

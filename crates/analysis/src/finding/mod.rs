@@ -111,13 +111,13 @@ static RULES: [Rule; Cause::ALL.len()] = [
 const HARDWARE_INTERRUPTS: &str =
     "see whether interrupts are delivered by hardware: enable_apicv of kvm_intel, avic of kvm_amd";
 const PROFILE_GUEST: &str = "profile the service in the guest with perf record";
-const BUSY_WORKER: &str = "the vhost worker has too much to do: give the VM's NIC more queues (queues=N of QEMU's netdev, \
+pub(crate) const BUSY_WORKER: &str = "the vhost worker has too much to do: give the VM's NIC more queues (queues=N of QEMU's netdev, \
                            ethtool -L in the guest) or fewer packets";
 const UNSEEN_WORKER: &str = "what the vhost worker did was not seen: trace again, with a larger --buffer";
 const HOST_STACK: &str =
     "look at the host's bridge, firewall rules and softirqs: nft list ruleset, /proc/net/softnet_stat";
 
-fn realtime(threads: Actor) -> Remedy {
+pub(crate) fn realtime(threads: Actor) -> Remedy {
     let text = "vCPU threads and vhost workers before all ordinary threads (SCHED_FIFO). Costs: those on the same CPUs \
                 wait while they run";
     Remedy::change(PolicyChange::Realtime { threads }, text, "")

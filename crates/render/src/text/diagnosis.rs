@@ -8,13 +8,13 @@ use teiji_model::diagnosis::{Diagnosis, Fault, ThreadTime, VmDiagnosis, share};
 use teiji_model::finding::{Confidence, PolicyLine};
 
 /// The width of labels, columns.
-const LABEL: usize = 10;
+const LABEL: usize = 12;
 
 /// The result as text of at most 100 columns.
 pub fn text(diagnosis: &Diagnosis, style: &Style) -> String {
     let mut lines = Vec::new();
     if diagnosis.vms.is_empty() {
-        lines.push("no VM was there all the time".to_owned());
+        lines.push("no VM ran during the whole observation".to_owned());
     }
     for vm in &diagnosis.vms {
         if !lines.is_empty() {
@@ -29,7 +29,7 @@ fn section(vm: &VmDiagnosis, length: u64, style: &Style) -> Vec<String> {
     let name = shorten(&printable(&vm.name), 40);
     let mut lines =
         vec![format!("{}  pid {}, {}", style.paint(Tone::Strong, &name), vm.pid, duration(length as f64))];
-    let tone = if vm.faults.is_empty() { Tone::Good } else { Tone::Bad };
+    let tone = if vm.is_well() { Tone::Good } else { Tone::Bad };
     lines.push(style.paint(tone, &format!("=> {}", printable(&vm.headline))));
     for fault in &vm.faults {
         lines.push(String::new());
@@ -37,6 +37,11 @@ fn section(vm: &VmDiagnosis, length: u64, style: &Style) -> Vec<String> {
     }
     lines.push(String::new());
     lines.extend(times(&vm.threads, style));
+    let vcpus = vm.threads.iter().filter(|time| time.guest > 0).map(|time| time.length).sum();
+    if let Some(polled) = vm.polled.filter(|polled| *polled > 0) {
+        let text = format!("{} of its vCPUs' time, part of `host`", percent(share(polled, vcpus)));
+        lines.extend(labelled("polling", &text, style));
+    }
     for text in &vm.unseen {
         lines.extend(labelled("not seen", &printable(text), style));
     }
@@ -45,30 +50,31 @@ fn section(vm: &VmDiagnosis, length: u64, style: &Style) -> Vec<String> {
 
 fn of_fault(fault: &Fault, vm: &VmDiagnosis, style: &Style) -> Vec<String> {
     let confidence = match fault.confidence {
-        Confidence::High => "certain",
-        Confidence::Medium => "likely",
-        Confidence::Low => "possible",
+        Confidence::High => "high",
+        Confidence::Medium => "medium",
+        Confidence::Low => "low",
     };
-    let head = format!("{}: {} ({confidence})", fault.title, percent(fault.share));
+    let share = fault.share.map(|share| format!(": {}", percent(share))).unwrap_or_default();
+    let head = format!("{}{share} ({confidence} confidence)", fault.title);
     let mut lines = vec![style.paint(Tone::Strong, &head)];
     for evidence in &fault.evidence {
-        lines.extend(labelled("seen", &printable(evidence), style));
+        lines.extend(labelled("evidence", &printable(evidence), style));
     }
     if !fault.neighbours.is_empty() {
         let each = fault.neighbours.iter().map(|n| format!("{} {}", printable(&n.name), percent(n.share)));
         let text = format!("{} of these CPUs' time", each.collect::<Vec<_>>().join(", "));
-        lines.extend(labelled("instead", &text, style));
+        lines.extend(labelled("on the CPU", &text, style));
     }
     for doubt in &fault.doubts {
         lines.extend(labelled("doubt", doubt, style));
     }
-    lines.extend(labelled("means", &fault.explanation, style));
+    lines.extend(labelled("meaning", &fault.explanation, style));
     let policy = |line: &PolicyLine| match line.section.as_str() {
         "vm" => format!("[vm.{}] {} = {}: ", printable(&vm.name), line.key, line.value),
         section => format!("[{section}] {} = {}: ", line.key, line.value),
     };
     let lines_of_policy: String = fault.remedy.lines.iter().map(policy).collect();
-    lines.extend(labelled("helps", &format!("{lines_of_policy}{}", fault.remedy.text), style));
+    lines.extend(labelled("remedy", &format!("{lines_of_policy}{}", fault.remedy.text), style));
     lines
 }
 
@@ -84,12 +90,10 @@ fn labelled(label: &str, text: &str, style: &Style) -> Vec<String> {
 
 /// Where the time of each thread went.
 fn times(threads: &[ThreadTime], style: &Style) -> Vec<String> {
-    // What is part of another column has no row of its own.
     type Part = (&'static str, fn(&ThreadTime) -> u64);
-    let parts: [Part; 9] = [
+    let parts: [Part; 8] = [
         ("guest", |t| t.guest),
-        ("host", |t| t.ran - t.guest.saturating_add(t.polled.unwrap_or(0)).min(t.ran)),
-        ("polls", |t| t.polled.unwrap_or(0).min(t.ran - t.guest.min(t.ran))),
+        ("host", |t| t.ran.saturating_sub(t.guest)),
         ("waits", |t| t.waited),
         ("throttled", |t| t.throttled),
         ("stopped", |t| t.stopped),
@@ -123,14 +127,14 @@ mod tests {
     fn a_fault_is_told_with_what_shows_it_and_what_helps() {
         let remedy = Remedy::change(PolicyChange::Realtime { threads: Actor::Vcpu }, "before all others", "");
         let fault = Fault {
-            cause: FaultCause::VcpuWaits,
+            cause: FaultCause::VcpuWaitsForCpu,
             title: "vCPU waits for a CPU".into(),
             blame: Blame::Host,
-            share: 0.75,
+            share: Some(0.75),
             evidence: vec!["vCPU 0 waits 75 % of the time that it could run, 3.00 ms each time".into()],
             neighbours: vec![Neighbour { name: "\u{1b}[2J".into(), share: 0.5 }],
             confidence: Confidence::Medium,
-            doubts: vec!["only 1.00 s were looked at".into()],
+            doubts: vec!["observed for only 1.00 s".into()],
             explanation: "The guest could run.".into(),
             remedy,
         };
@@ -139,7 +143,6 @@ mod tests {
             length: 1000,
             ran: 200,
             guest: 150,
-            polled: Some(20),
             waited: 600,
             slept: 200,
             ..ThreadTime::default()
@@ -148,6 +151,7 @@ mod tests {
             name: "sip1".into(),
             pid: 7,
             headline: "vCPU waits for a CPU: 75 %".into(),
+            polled: Some(20),
             threads: vec![time],
             faults: vec![fault],
             unseen: vec!["CPU quotas".into()],
@@ -157,16 +161,17 @@ mod tests {
 sip1  pid 7, 1.00 s
 => vCPU waits for a CPU: 75 %
 
-vCPU waits for a CPU: 75 % (likely)
-  seen      vCPU 0 waits 75 % of the time that it could run, 3.00 ms each time
-  instead   \\u{1b}[2J 50 % of these CPUs' time
-  doubt     only 1.00 s were looked at
-  means     The guest could run.
-  helps     [vm.sip1] class = \"realtime\": before all others
+vCPU waits for a CPU: 75 % (medium confidence)
+  evidence    vCPU 0 waits 75 % of the time that it could run, 3.00 ms each time
+  on the CPU  \\u{1b}[2J 50 % of these CPUs' time
+  doubt       observed for only 1.00 s
+  meaning     The guest could run.
+  remedy      [vm.sip1] class = \"realtime\": before all others
 
-  thread  guest  host  polls  waits  sleeps
-  vCPU 0   15 %   3 %    2 %   60 %    20 %
-  not seen  CPU quotas
+  thread  guest  host  waits  sleeps
+  vCPU 0   15 %   5 %   60 %    20 %
+  polling     2 % of its vCPUs' time, part of `host`
+  not seen    CPU quotas
 ";
         assert_eq!(text(&diagnosis, &Style::PLAIN), wanted);
     }
