@@ -38,7 +38,8 @@ fn section(vm: &VmDiagnosis, length: u64, style: &Style) -> Vec<String> {
     lines.push(String::new());
     lines.extend(times(&vm.threads, style));
     let vcpus = vm.threads.iter().filter(|time| time.guest > 0).map(|time| time.length).sum();
-    if let Some(polled) = vm.polled.filter(|polled| *polled > 0) {
+    // Less would be shown as 0 %.
+    if let Some(polled) = vm.polled.filter(|polled| share(*polled, vcpus) >= 0.005) {
         let text = format!("{} of its vCPUs' time, part of `host`", percent(share(polled, vcpus)));
         lines.extend(labelled("polling", &text, style));
     }
