@@ -376,7 +376,8 @@ fn what_the_guest_itself_asks_is_divided_into_the_hosts_time_and_the_rest() {
     LAB.host.put("/tmp/http_server.py", HTTP_SERVER.as_bytes()).unwrap();
     let server = format!("exec ip netns exec peer taskset -c {CALLER_CPU} python3 /tmp/http_server.py 8080");
     let server = LAB.host.spawn(&server).unwrap();
-    let listens = "until ip netns exec peer grep -q ':1F90 ' /proc/net/tcp; do sleep 0.2; done";
+    // A local address in the state LISTEN: connections of an earlier test to another server may still be there.
+    let listens = "until ip netns exec peer grep -qE '^ *[0-9]+: [0-9A-F]+:1F90 [0-9A-F:]+ 0A ' /proc/net/tcp; do sleep 0.2; done";
     LAB.host.run_for(listens, START).unwrap().ok().unwrap();
     let ask = |count: u32| -> Called {
         let client = std::str::from_utf8(HTTP_CLIENT).unwrap();

@@ -1,12 +1,12 @@
 //! The guest uses all that its vCPUs can give.
 
 use super::{Found, Rule};
-use teiji_model::diagnosis::{FaultCause, share};
+use teiji_model::diagnosis::{FaultCause, ThreadTime, share};
 use teiji_model::finding::Remedy;
 use teiji_model::reason::Blame;
 use teiji_model::text::percent;
 
-/// From this part of the time of a vCPU on, in guest mode.
+/// From this part of the time of a vCPU on, in guest mode and in the host's work for the guest together.
 const BUSY: f64 = 0.9;
 
 pub(super) const RULE: Rule = Rule {
@@ -14,16 +14,31 @@ pub(super) const RULE: Rule = Rule {
     title: "the guest uses up its vCPU",
     blame: Blame::Guest,
     found: |seen| {
-        let busy = seen.vcpus().map(|time| (share(time.guest, time.length), &time.name));
-        let mut all: Vec<_> = busy.filter(|(busy, _)| *busy >= BUSY).collect();
-        all.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let lines: Vec<String> = all
-            .iter()
-            .map(|(busy, name)| format!("{name} runs the guest {} of the time", percent(*busy)))
-            .collect();
+        // Polling is no work of the guest. Which vCPU it was for is not known, but not while that was in guest mode.
+        let polled = seen.polled().unwrap_or(0);
+        let parts = |time: &ThreadTime| {
+            let exits = time.ran.saturating_sub(time.guest).saturating_sub(polled);
+            (
+                share(time.guest + exits, time.length),
+                share(time.guest, time.length),
+                share(exits, time.length),
+            )
+        };
+        let all = seen.vcpus().map(|time| (parts(time), &time.name));
+        let mut all: Vec<_> = all.filter(|((busy, ..), _)| *busy >= BUSY).collect();
+        all.sort_by(|((a, ..), _), ((b, ..), _)| b.total_cmp(a));
+        let line = |((busy, guest, exits), name): &((f64, f64, f64), &String)| {
+            let [busy, guest, exits] = [busy, guest, exits].map(|share| percent(*share));
+            format!("{name} is busy {busy} of the time: {guest} in the guest, {exits} with exits to the host")
+        };
+        let lines: Vec<String> = all.iter().map(line).collect();
         (!lines.is_empty()).then(|| Found::unmeasured(lines))?
     },
-    explanation: "The programs in the guest use all of a vCPU: what comes waits in the guest, and no change of the host shortens \
-                  that.",
-    remedy: |_| Remedy::elsewhere("look into the guest (top, perf record), or give it more vCPUs"),
+    explanation: "The vCPU has no time left: the programs in the guest use it, and the host for what they ask of it (exits). What \
+                  comes waits in the guest, and no scheduling on the host shortens that.",
+    remedy: |_| {
+        Remedy::elsewhere(
+            "look into the guest (top, perf record; perf kvm stat on the host for exits), or give it more vCPUs",
+        )
+    },
 };

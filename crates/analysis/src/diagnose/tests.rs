@@ -194,7 +194,7 @@ fn each_other_cause_is_found_by_its_counter() {
     let all: [(FaultCause, Change); 7] = [
         (FaultCause::GuestBusy, |n, sample| {
             let vcpu = of(sample, VCPU);
-            (vcpu.ran, vcpu.guest) = (n * 95 * S / 100, n * 94 * S / 100);
+            (vcpu.ran, vcpu.guest) = (n * 95 * S / 100, n * 60 * S / 100);
         }),
         (FaultCause::WorkerBusy, |n, sample| of(sample, WORKER).ran = n * 95 * S / 100),
         (FaultCause::Swapped, |n, sample| usage(sample).major_faults = n * 50),
@@ -208,7 +208,7 @@ fn each_other_cause_is_found_by_its_counter() {
     for (cause, change) in all {
         assert_eq!(causes(&seen(change)), [cause]);
     }
-    // A CPU that none of its threads was on; a vCPU that runs, but not the guest.
+    // A CPU that none of its threads was on; a vCPU that runs, but polls.
     let elsewhere = seen(|n, sample| {
         sample.cpus.get_mut(&3).unwrap().interrupts = n * S;
         let vcpu = of(sample, VCPU);

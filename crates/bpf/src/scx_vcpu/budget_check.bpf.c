@@ -22,6 +22,7 @@ struct running {
 	/* results: */
 	u64 ran;      /* before others; 0: it runs by weight now */
 	u64 released; /* the job that it ran */
+	u64 again;    /* when it may run before others again, if it does not; 0: it does */
 };
 
 SEC("syscall")
@@ -38,6 +39,7 @@ int turn(struct running *r)
 	if (!settings || !s)
 		return 1;
 	find_place(vm, r->role, r->woke, r->now, &place);
+	r->again = place.again;
 	if (place.deadline == NO_DEADLINE)
 		return 0;
 	t.asked = place.asked;

@@ -29,6 +29,7 @@ struct Running {
     look: u64,
     ran: u64,
     released: u64,
+    again: u64,
 }
 
 /// A VM, in the kernel.
@@ -144,8 +145,19 @@ proptest! {
                 if turn.ran > 0 {
                     had.push((turn.released / width, turn.ran));
                 }
-                // By weight it gets nothing here.
-                now += if turn.ran > 0 { turn.ran } else { width };
+                // By weight it gets nothing here. Nobody else uses the budget: there is some when it says so.
+                if turn.ran > 0 {
+                    prop_assert_eq!(turn.again, 0);
+                    now += turn.ran;
+                } else {
+                    prop_assert!(turn.again > now && turn.again <= now + SLOTS * width, "{:?}", turn);
+                    now = turn.again;
+                    let then = vm.turn(Running { now, needs: 0, again: 0, ..turn });
+                    // What is owed may leave less of half a small budget than is worth a turn, for another period.
+                    if budget / 2 >= Figures::MIN_SLICE + LATE {
+                        prop_assert_eq!(then.again, 0, "{:?}", turn);
+                    }
+                }
                 needs = needs.saturating_sub(turn.ran);
             }
         }

@@ -147,6 +147,7 @@ static __always_inline u64 latest_slot(u32 vm_index, const struct vm_settings *v
 		return latest;
 	if (passed <= 0) {
 		s->debt = s->unasked_debt = 0;
+		s->owed_from = latest;
 	} else if (s->debt > 0 || s->unasked_debt > 0) {
 		if (passed > 2 * SLOTS_PER_PERIOD) {
 			forgive(&s->debt, vm->budget, passed - 2 * SLOTS_PER_PERIOD);
@@ -197,6 +198,38 @@ static __always_inline u64 usable(const struct vm_state *s, const struct left *l
 	return most < (s64)MIN_SLICE ? 0 : most;
 }
 
+/* Nothing is left in the latest slot: after how many slots there is, if nobody uses more. Not static: see
+ * find_left. */
+__noinline int find_again(u32 vm_index, u64 latest, u32 asked)
+{
+	const struct vm_settings *vm = bpf_map_lookup_elem(&vms, &vm_index);
+	struct vm_state *s = bpf_map_lookup_elem(&states, &vm_index);
+	s64 all = 0, unasked = 0;
+	struct left left;
+	int i, after = SLOTS_PER_PERIOD;
+
+	if (!vm || !s)
+		return after;
+	bpf_for(i, 0, SLOTS_PER_PERIOD)
+	{
+		all += s->used[(latest - i) % SLOTS];
+		unasked += s->unasked[(latest - i) % SLOTS];
+	}
+	/* the oldest slots of the period that ends with the latest one are no longer part of it */
+	bpf_for(i, 0, SLOTS_PER_PERIOD)
+	{
+		all -= s->used[(latest - SLOTS_PER_PERIOD + 1 + i) % SLOTS];
+		unasked -= s->unasked[(latest - SLOTS_PER_PERIOD + 1 + i) % SLOTS];
+		left.all = (s64)vm->budget - all;
+		left.unasked = (s64)vm->budget / 2 - unasked;
+		if (usable(s, &left, asked)) {
+			after = i + 1;
+			break;
+		}
+	}
+	return after;
+}
+
 /* Places what was released then: from when on it has so much of the budget. */
 static __always_inline void place_released(u32 vm_index, const struct vm_settings *vm, struct vm_state *s,
 					   u64 released, u64 now, struct place *place)
@@ -224,7 +257,7 @@ static __always_inline void place_released(u32 vm_index, const struct vm_setting
 		 * it has to wait. */
 		find_left(vm_index, latest, latest, &left);
 		if (!usable(s, &left, place->asked)) {
-			place->again = (latest + 1) * width;
+			place->again = (latest + find_again(vm_index, latest, place->asked)) * width;
 			return;
 		}
 		bpf_for(i, 0, 2 * SLOTS_PER_PERIOD)
@@ -235,8 +268,11 @@ static __always_inline void place_released(u32 vm_index, const struct vm_setting
 			if (most || slot == latest)
 				break;
 		}
-		if (!most)
+		if (!most) {
+			/* another CPU has taken it meanwhile */
+			place->again = (latest + 1) * width;
 			return;
+		}
 		released = slot * width;
 	}
 	place->deadline = released + vm->deadline;

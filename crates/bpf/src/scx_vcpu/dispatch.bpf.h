@@ -161,8 +161,8 @@ static __always_inline void charge(struct task_struct *p, struct task *t, struct
 static __always_inline u64 begin(struct task_struct *p, struct task *t, u32 cpu, struct cpu_state *c, u64 now)
 {
 	struct thread *thread = t->slot ? thread_at(t->slot - 1) : NULL;
-	struct place place;
-	u64 idle = now - c->started, most;
+	struct place place = {.deadline = NO_DEADLINE};
+	u64 idle = now - c->started, most, again = c->again;
 	bool enough;
 
 	/* what nobody used */
@@ -176,22 +176,27 @@ static __always_inline u64 begin(struct task_struct *p, struct task *t, u32 cpu,
 		place = place_of(thread, now);
 		if (place.exhausted)
 			count_used_up(thread->vm, now);
-		if (place.deadline != NO_DEADLINE && !enough) {
-			t->before_others = c->before_others = 1;
-			t->asked = place.asked;
-			most = (MAX_OWED - c->owed) * EDF_PER_OTHERS;
-			most = grant(thread->vm, t, &place, least(most, EDF_SLICE));
-			end_turn_at(cpu, c, now + most, now);
-			return most;
-		}
+		if (place.again && (!again || is_before(place.again, again)))
+			again = place.again;
+	}
+	/* A turn ends when a thread that waits may go before others again, with what deadline is seen then.
+	 * It is no shorter than what is worth it, also if that time has come meanwhile. */
+	if (again && is_before(again, now + MIN_SLICE))
+		again = now + MIN_SLICE;
+	if (thread && place.deadline != NO_DEADLINE && !enough) {
+		t->before_others = c->before_others = 1;
+		t->asked = place.asked;
+		most = least((MAX_OWED - c->owed) * EDF_PER_OTHERS, EDF_SLICE);
+		most = grant(thread->vm, t, &place, again ? least(most, again - now) : most);
+		end_turn_at(cpu, c, now + most, now);
+		return most;
 	}
 	if (is_before(c->vnow, c->vtime))
 		c->vnow = c->vtime;
 	c->until = 0;
 	if (!c->others_turn) {
-		/* until a thread of a real-time VM may go before others again */
-		if (c->again && is_before(now, c->again))
-			end_turn_at(cpu, c, c->again, now);
+		if (again)
+			end_turn_at(cpu, c, again, now);
 		return slice_of(cpu);
 	}
 	/* until threads go before others again */

@@ -52,7 +52,7 @@ struct vm_state {
 	s64 unasked[SLOTS]; /* of this, without a packet */
 	s64 debt;	  /* what turns took longer than granted, and later slots have not been charged yet */
 	s64 unasked_debt; /* of this, without a packet */
-	u64 owed_from;	  /* the first of these slots */
+	u64 owed_from;	  /* the first slot that may be charged */
 	u64 used_up;	  /* when it last was found to be, for the first time in a period */
 	u64 awake;	  /* its threads that do not sleep */
 	u64 woke_at;	  /* when the first of these woke up */

@@ -78,9 +78,9 @@ static __always_inline bool tell(u32 cpu, const struct place *place, u32 role, u
 
 	if (!c)
 		return false;
-	/* What runs by weight has to stop as soon as the thread may have a budget again: `begin` sees to
-	 * that. */
-	if (place->again && !is_idle(c) && !c->others_turn && !c->before_others &&
+	/* What runs has to stop as soon as the thread may have a budget again: `begin` sees to that. (By
+	 * weight the thread may come first now.) */
+	if (place->again && !is_idle(c) && !c->others_turn &&
 	    (!c->until || is_before(place->again, c->until))) {
 		scx_bpf_kick_cpu(cpu, core_enum(scx_kick_flags, SCX_KICK_PREEMPT));
 		return true;
