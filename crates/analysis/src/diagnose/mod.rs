@@ -3,7 +3,7 @@
 //! ```text
 //!  Sample, Sample, … ─► time: where the time of each thread went ─► rule of each cause ─► Fault: share, evidence, remedy
 //! ```
-//! A `Rule` looks at one VM ([`Seen`]) and says how bad its cause is, as the part of the time that a thread wanted and did not get.
+//! A `Rule` looks at one VM (`Seen`) and says how bad its cause is, as the part of the time that a thread wanted and did not get.
 //! Faults are ranked by that part; those that are no loss of time come after them, in the order of the table. What is less than a
 //! rule's limit is no fault: every VM waits a little.
 //!
