@@ -249,7 +249,10 @@ mod tests {
             let ns = if i.is_multiple_of(20) { 40_000_000 } else { 2_000_000 };
             let (from, to) = (i * 50_000_000, i * 50_000_000 + ns);
             let between = to - ns / 10;
-            turns.extend([Turn { from, to: between, tid: 40 }, Turn { from: between, to, tid: 41 }]);
+            turns.extend([
+                Turn { from, to: between, tid: 40, chosen: true },
+                Turn { from: between, to, tid: 41, chosen: true },
+            ]);
             waits.push(Wait { from, to, ns, named: if i % 10 == 7 { 41 } else { 40 } });
         }
         let turns = Turns(turns);
@@ -270,7 +273,7 @@ mod tests {
         const MS: u64 = 1_000_000;
         let wait = |from: u64, ms: u64| Wait { from, to: from + ms * MS, ns: ms * MS, named: 40 };
         let begins: Vec<u64> = (0..20).map(|i| i * 100 * MS).collect();
-        let turns = begins.iter().map(|&from| Turn { from, to: from + 20 * MS, tid: 40 });
+        let turns = begins.iter().map(|&from| Turn { from, to: from + 20 * MS, tid: 40, chosen: true });
         let turns = Turns(turns.collect());
         let readings = begins.iter().flat_map(|&from| [wait(from, 10), wait(from + 10 * MS, 10)]);
         let mut readings: Vec<Wait> = readings.collect();

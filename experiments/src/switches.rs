@@ -64,6 +64,8 @@ pub(crate) struct Turn {
     pub(crate) from: u64,
     pub(crate) to: u64,
     pub(crate) tid: u32,
+    /// Whether it was given the CPU while the thread waited already; else the thread began to wait during it.
+    pub(crate) chosen: bool,
 }
 
 /// The number after `name` in a line of a trace.
@@ -77,6 +79,7 @@ impl Turns {
         let mut turns = Vec::new();
         // Since when the present turn lasts, and whose it is; and whether the thread waits.
         let (mut turn, mut waits): (Option<(u64, u32)>, bool) = (None, false);
+        let mut chosen = false;
         for line in text.lines() {
             let Some((head, what)) = line.split_once(": sched_") else { continue };
             let stamp = head.split_whitespace().next_back().and_then(|s| s.split_once('.'));
@@ -86,7 +89,7 @@ impl Turns {
             let at = at.with_context(|| format!("no time in {line:?}"))?;
             let ends = |turn: Option<(u64, u32)>, turns: &mut Vec<Turn>| {
                 if let Some((from, tid)) = turn.filter(|(from, _)| waits && at > *from) {
-                    turns.push(Turn { from, to: at, tid });
+                    turns.push(Turn { from, to: at, tid, chosen });
                 }
             };
             if what.starts_with("switch: ") {
@@ -98,11 +101,12 @@ impl Turns {
                 } else if next == thread {
                     waits = false;
                 }
+                chosen = waits;
             } else if field(what, " pid=") == Some(thread)
                 && !waits
                 && turn.is_some_and(|(_, tid)| tid != thread)
             {
-                waits = true;
+                (waits, chosen) = (true, false);
                 turn = turn.map(|(_, tid)| (at, tid));
             }
         }
@@ -126,6 +130,12 @@ impl Turns {
     /// How long one of `tids` had the CPU while the thread waited, in all, ns.
     pub fn behind(&self, tids: &[u32]) -> u64 {
         self.waited(0, u64::MAX, tids).1
+    }
+
+    /// How often one of `tids` was given the CPU while the thread waited for it: the scheduler's choice, however long it takes to have an
+    /// effect.
+    pub fn passed_over_for(&self, tids: &[u32]) -> usize {
+        self.0.iter().filter(|turn| turn.chosen && tids.contains(&turn.tid)).count()
     }
 
     /// The last of the threads that had the CPU while the thread waited.
@@ -155,8 +165,12 @@ mod tests {
     #[test]
     fn turns_are_those_while_the_thread_waits() {
         let turns = Turns::parse(TRACE, 9).unwrap();
-        let turn = |from, to, tid| Turn { from: at(from), to: at(to), tid };
-        assert_eq!(turns.0, [turn(200, 1200, 40), turn(1200, 1300, 41), turn(2400, 2600, 40)]);
+        let turn = |from, to, tid, chosen| Turn { from: at(from), to: at(to), tid, chosen };
+        assert_eq!(
+            turns.0,
+            [turn(200, 1200, 40, true), turn(1200, 1300, 41, true), turn(2400, 2600, 40, false)]
+        );
+        assert_eq!([turns.passed_over_for(&[40]), turns.passed_over_for(&[40, 41])], [1, 2]);
         assert_eq!(turns.waited(at(0), at(9000), &[41]), (1_300_000, 100_000));
         assert_eq!(turns.waited(at(1100), at(1250), &[41]), (150_000, 50_000));
         assert_eq!(turns.last(at(0), at(2000)), Some(41));
