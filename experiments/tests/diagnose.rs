@@ -1,5 +1,5 @@
-//! `teiji diagnose` in the lab: faults are made, and it has to name each first; without them it has to name none. Needs root; takes
-//! minutes if the lab host is emulated.
+//! `teiji diagnose` in the lab: faults are made, and it has to name each, before all but waits for a CPU; without them it has to name
+//! none in most looks. Needs root; takes minutes if the lab host is emulated.
 
 #![allow(clippy::unwrap_used, reason = "a test ends by them")]
 
@@ -94,8 +94,7 @@ fn a_healthy_vm_has_no_fault() {
 /// The kernel counts a VM's time a second time, for its process: `utime`, `stime` and `guest_time` of proc_pid_stat(5), by ticks.
 fn time_adds_up_and_agrees_with_the_kernels_own() {
     let guest = &VM1.0;
-    let busy = guest.spawn("echo started; exec sh -c 'while :; do :; done'").unwrap();
-    busy.wait_for("started", START).unwrap();
+    let busy = busy_guest();
     let tid = guest.vcpu_tids()[0];
     // Of the vCPU thread, s.
     let ran = || -> f64 {

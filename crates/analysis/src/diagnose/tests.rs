@@ -144,20 +144,19 @@ fn short_waits_of_a_vm_that_hardly_runs_are_no_fault() {
 
 #[test]
 fn a_quota_is_told_from_waiting_behind_others() {
-    {
-        let vm = seen(|n, sample| {
-            let vcpu = of(sample, VCPU);
-            (vcpu.ran, vcpu.waited) = (n * S / 5, n * 3 * S / 5);
-            of(sample, WORKER).ran = 0;
-            of(sample, WORKER).waited = 0;
-            let group = &mut usage(sample).groups[0];
-            (group.throttled, group.quota) = (n * 3 * S / 5, Some(20));
-        });
-        assert_eq!(causes(&vm), [FaultCause::Throttled]);
-        assert_eq!(vm.threads[0].throttled, 3 * S);
-        let line = "the control group /m may use 20 % of a CPU: that took 75 % of the time that its threads could run";
-        assert_eq!(vm.faults[0].evidence, [line]);
-    }
+    let vm = seen(|n, sample| {
+        let vcpu = of(sample, VCPU);
+        (vcpu.ran, vcpu.waited) = (n * S / 5, n * 3 * S / 5);
+        of(sample, WORKER).ran = 0;
+        of(sample, WORKER).waited = 0;
+        let group = &mut usage(sample).groups[0];
+        (group.throttled, group.quota) = (n * 3 * S / 5, Some(20));
+    });
+    assert_eq!(causes(&vm), [FaultCause::Throttled]);
+    assert_eq!(vm.threads[0].throttled, 3 * S);
+    let line =
+        "the control group /m may use 20 % of a CPU: that took 75 % of the time that its threads could run";
+    assert_eq!(vm.faults[0].evidence, [line]);
 }
 
 #[test]
