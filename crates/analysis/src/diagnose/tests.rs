@@ -250,9 +250,11 @@ fn lost_time_comes_first() {
         usage(sample).threads.insert(13, other);
         let vcpu = of(sample, VCPU);
         (vcpu.ran, vcpu.waited) = (n * S / 5, n * S / 5);
+        sample.cpus.get_mut(&1).unwrap().stolen = n * S / 4;
     });
-    assert_eq!(causes(&vm), [FaultCause::VcpuWaitsForCpu, FaultCause::GuestBusy]);
-    assert_eq!((vm.headline.as_str(), vm.faults[1].share), ("vCPU waits for a CPU: 50 % (and 1 more)", None));
+    // Otherwise than in the table.
+    assert_eq!(causes(&vm), [FaultCause::VcpuWaitsForCpu, FaultCause::Stolen, FaultCause::GuestBusy]);
+    assert_eq!((vm.headline.as_str(), vm.faults[2].share), ("vCPU waits for a CPU: 50 % (and 2 more)", None));
 }
 
 #[test]
