@@ -52,6 +52,7 @@ fn main() -> ExitCode {
     let tests = teiji_lab::tests![
         vms_names_the_virtual_function,
         without_the_guests_program_the_interrupts_are_seen,
+        interrupts_before_the_trace_are_left_out,
         requests_are_followed_from_the_interrupt_to_the_guests_driver,
     ];
     harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))
@@ -144,6 +145,23 @@ fn without_the_guests_program_the_interrupts_are_seen() {
     assert!(delivery.count <= given.interrupts, "{delivery:?}");
     let (_, replayed) = tracing::passthrough(traced.recording.as_deref().unwrap()).unwrap();
     assert!(tracing::printed(&replayed) == traced.report, "replay differs from the live report");
+}
+
+/// While the probes are attached one after the other, who accepts an interrupt may not be seen yet.
+fn interrupts_before_the_trace_are_left_out() {
+    let ping = format!("exec ip netns exec peer ping -q -i 0.02 {}", vm1().vf_ip());
+    let ping = LAB.host.spawn(&ping).unwrap();
+    let trace = Trace::start(&LAB, "before", TRACE, true).unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    let traced = trace.stop().unwrap();
+    ping.kill().unwrap();
+    let given = given(&traced);
+    assert!(given.interrupts > 0 && given.not_accepted <= traced.report.lost_or_missed(), "{given:?}");
+    let events = tracing::events(traced.recording.as_deref().unwrap()).unwrap();
+    let started = traced.report.meta.started;
+    let early =
+        events.iter().find(|event| matches!(event.kind, EventKind::DeviceInterrupt(_)) && event.ts < started);
+    assert!(early.is_none(), "{early:?}");
 }
 
 /// What `teiji-lab capture` prints.

@@ -13,8 +13,8 @@ use teiji_model::event::DeviceInterrupt;
 #[derive(Default)]
 pub(super) struct NicIrqs {
     root: Root,
-    /// Addresses of the NICs, by the VMM's process id.
-    nics: BTreeMap<u32, Vec<String>>,
+    /// Since when the VM is known to have such NICs, ns, and their addresses; by the VMM's process id.
+    nics: BTreeMap<u32, (u64, Vec<String>)>,
     /// By VM and interrupt: whether it is that of such a NIC, and until when that is believed.
     known: HashMap<(u32, u32), (bool, u64)>,
     /// Where the kernel half reads which interrupts it need not tell.
@@ -31,18 +31,22 @@ impl NicIrqs {
         NicIrqs { others: Some(others), ..NicIrqs::default() }
     }
 
-    pub(super) fn set(&mut self, pid: u32, nics: Vec<String>) {
+    /// At `ts`, a VM has these NICs, and no others.
+    pub(super) fn set(&mut self, ts: u64, pid: u32, nics: Vec<String>) {
         self.known.retain(|(vm, _), _| *vm != pid);
         if nics.is_empty() {
             self.nics.remove(&pid);
         } else {
-            self.nics.insert(pid, nics);
+            self.nics.entry(pid).or_insert((ts, Vec::new())).1 = nics;
         }
     }
 
-    /// Whether an interrupt at `ts` was that of a NIC that its VM was given.
+    /// Whether an interrupt at `ts` was that of a NIC that its VM was known to have been given.
+    ///
+    /// Earlier ones are not told: the analysis does not know the NIC then, and while the probes are attached one after the other,
+    /// who accepted an interrupt may have been missed.
     pub(super) fn has(&mut self, ts: u64, i: &DeviceInterrupt) -> bool {
-        let Some(nics) = self.nics.get(&i.vm) else { return false };
+        let Some((_, nics)) = self.nics.get(&i.vm).filter(|(since, _)| ts >= *since) else { return false };
         if let Some((is_nics, until)) = self.known.get(&(i.vm, i.irq))
             && ts < *until
         {
@@ -82,14 +86,17 @@ mod tests {
             vector: 1,
             by_hardware: false,
         };
-        nic_irqs.set(7, vec!["0000:01:10.0".to_owned()]);
+        let nics = || vec!["0000:01:10.0".to_owned()];
+        nic_irqs.set(1, 7, nics());
+        assert!(!nic_irqs.has(0, &interrupt(7, 40)), "told before the NIC was known");
+        nic_irqs.set(2, 7, nics());
         let mut at = |ts| [(7, 40), (7, 41), (8, 40)].map(|(vm, irq)| nic_irqs.has(ts, &interrupt(vm, irq)));
         assert_eq!(at(1), [true, false, false]);
         // The guest asks for another one, and gives back the first.
         fs::rename(irqs.join("40"), irqs.join("41")).unwrap();
         assert_eq!(at(2), [true, false, false]);
         assert_eq!(at(1 + NicIrqs::BELIEVED), [false, true, false]);
-        nic_irqs.set(7, Vec::new());
+        nic_irqs.set(3, 7, Vec::new());
         assert!(!nic_irqs.has(1 + NicIrqs::BELIEVED, &interrupt(7, 41)));
         fs::remove_dir_all(&dir).unwrap();
     }

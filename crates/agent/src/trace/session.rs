@@ -118,9 +118,9 @@ impl Session<'_> {
         }
         match &change.what {
             Changed::Given { pid, nics } => {
-                self.nic_irqs.set(*pid, nics.iter().map(|nic| nic.address.clone()).collect());
+                self.nic_irqs.set(change.ts, *pid, nics.iter().map(|nic| nic.address.clone()).collect());
             }
-            Changed::Ended { pid } => self.nic_irqs.set(*pid, Vec::new()),
+            Changed::Ended { pid } => self.nic_irqs.set(change.ts, *pid, Vec::new()),
             Changed::Vm(_) | Changed::Clock { .. } => {}
         }
         self.analyzer.change(change);
