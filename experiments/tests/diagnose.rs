@@ -29,6 +29,7 @@ const START: Duration = Duration::from_secs(120);
 fn main() -> ExitCode {
     let tests = teiji_lab::tests![
         a_healthy_vm_has_no_fault,
+        a_recording_shows_what_was_seen,
         time_adds_up_and_agrees_with_the_kernels_own,
         busy_loops_on_its_cpu_are_named,
         a_worker_that_waits_is_told_from_a_vcpu,
@@ -89,6 +90,46 @@ fn a_healthy_vm_has_no_fault() {
     assert!(columns <= Some(100), "{columns:?}");
     let printed = run("cat /tmp/diagnose.err");
     assert_eq!(printed, "teiji: observing for 2.00 s");
+}
+
+/// Without root, and of a `--watch` each observation.
+fn a_recording_shows_what_was_seen() {
+    let _ = &VM1.0;
+    let nobody = "setpriv --reuid 65534 --regid 65534 --clear-groups /mnt/bin/teiji";
+    run(
+        "rm -f /tmp/d.teiji; /mnt/bin/teiji diagnose --vm vm1 --for 3s --every 250ms --record /tmp/d.teiji --json >/tmp/live || [ $? = 1 ]",
+    );
+    run("chmod 644 /tmp/d.teiji");
+    let live: Value = serde_json::from_str(&run("cat /tmp/live")).unwrap();
+    let replay =
+        |more: &str| run(&format!("{nobody} diagnose --replay /tmp/d.teiji {more} --json || [ $? = 1 ]"));
+    for more in ["", "--vm vm1"] {
+        let replayed: Value = serde_json::from_str(&replay(more)).unwrap();
+        assert_eq!(replayed, live, "{more}");
+    }
+    let bins = live["vms"][0]["series"].as_array().unwrap().len();
+    // A busy machine reads later, so less often.
+    assert!((4..=12).contains(&bins), "{bins}");
+    let refused = |sh: &str| {
+        let output = LAB.host.run(&format!("{nobody} {sh} 2>&1")).unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(output.code, 1, "{said}");
+        said
+    };
+    assert!(refused("diagnose --replay /tmp/d.teiji --vm vm9").contains("no VM `vm9`"));
+    assert!(refused("replay /tmp/d.teiji").contains("teiji diagnose --replay"));
+
+    let watch = "timeout -s INT 8 /mnt/bin/teiji diagnose --watch --for 2s --record /tmp/w.teiji --json >/tmp/live || [ $? -lt 125 ]";
+    run(watch);
+    let (live, replayed) =
+        (run("cat /tmp/live"), run("/mnt/bin/teiji diagnose --replay /tmp/w.teiji --json || [ $? = 1 ]"));
+    let (live, replayed): (Vec<&str>, Vec<&str>) = (live.lines().collect(), replayed.lines().collect());
+    assert!(!live.is_empty());
+    assert_eq!(live, replayed[..live.len()]);
+    // The last one, which was cut short, is not printed.
+    assert!(replayed.len() <= live.len() + 1);
+    let bytes: u64 = run("stat -c %s /tmp/w.teiji").parse().unwrap();
+    eprintln!("{bytes} bytes of {} observations", replayed.len());
 }
 
 /// The kernel counts a VM's time a second time, for its process: `utime`, `stime` and `guest_time` of proc_pid_stat(5), by ticks.

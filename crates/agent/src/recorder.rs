@@ -7,6 +7,7 @@ use teiji_model::event::Event;
 use teiji_model::recording::{Error, Writer};
 use teiji_model::report::{Counters, Meta};
 use teiji_model::stream::Change;
+use teiji_model::usage::{ObservedVms, Sample};
 
 /// A file system with less than this part of it free, and less than so many bytes, is nearly full.
 const RESERVED_PART: u64 = 20;
@@ -42,6 +43,16 @@ impl Recorder {
     /// Adds a change, after the events so far.
     pub(crate) fn change(&mut self, change: &Change) -> Result<(), Error> {
         self.writer.change(change)
+    }
+
+    /// Adds whose counters the following samples have.
+    pub(crate) fn observed(&mut self, observed: &ObservedVms) -> Result<(), Error> {
+        self.writer.observed(observed)
+    }
+
+    /// Adds counters.
+    pub(crate) fn sample(&mut self, sample: &Sample) -> Result<(), Error> {
+        self.writer.sample(sample)
     }
 
     /// Hands everything so far to the file: it can be read as unfinished until here.

@@ -189,6 +189,7 @@ impl Analyzer {
                 self.push(event, joined);
             }
             Item::Change(change) => self.change(change),
+            Item::Observed(_) | Item::Sample(_) => {}
         }
     }
 

@@ -24,6 +24,8 @@ pub struct VmDiagnosis {
     pub headline: String,
     /// Where the time of its threads went: vCPUs by index, then vhost workers.
     pub threads: Vec<ThreadTime>,
+    /// The same over time.
+    pub series: Vec<Bin>,
     /// Part of what its vCPUs ran, together: KVM polled before it let them sleep, ns; `None` if debugfs does not tell.
     pub polled: Option<u64>,
     /// What is wrong, worst first; empty if nothing is, or if it cannot be told.
@@ -39,13 +41,23 @@ impl VmDiagnosis {
     }
 }
 
-/// Where the time of a thread went, ns. All but `guest`, which is part of `ran`, add up to `length`.
+/// Where the time of a thread went.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ThreadTime {
     /// What it is, such as `vCPU 0`.
     pub name: String,
     /// Its thread id.
     pub tid: u32,
+    /// CPUs that it was seen on.
+    pub cpus: Vec<u32>,
+    /// Where it went.
+    #[serde(flatten)]
+    pub times: Times,
+}
+
+/// What the time of a thread, or of several together, went to, ns. All but `guest`, which is part of `ran`, add up to `length`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Times {
     /// How long it was observed.
     pub length: u64,
     /// It had a CPU.
@@ -66,15 +78,47 @@ pub struct ThreadTime {
     pub disk: u64,
     /// It slept; of a vCPU usually: the guest had halted it.
     pub slept: u64,
-    /// CPUs that it was seen on.
-    pub cpus: Vec<u32>,
 }
 
-impl ThreadTime {
+impl Times {
     /// The part of the time that it would have used that went to waiting, 0 to 1.
     pub fn waited_share(&self) -> f64 {
         share(self.waited, self.ran + self.waited + self.throttled)
     }
+
+    /// Adds another part of the time, or another thread's.
+    pub fn add(&mut self, other: &Times) {
+        let Times { length, ran, guest, waited, starts, throttled, stopped, in_vmm, disk, slept } = self;
+        for (sum, part) in [
+            (length, other.length),
+            (ran, other.ran),
+            (guest, other.guest),
+            (waited, other.waited),
+            (starts, other.starts),
+            (throttled, other.throttled),
+            (stopped, other.stopped),
+            (in_vmm, other.in_vmm),
+            (disk, other.disk),
+            (slept, other.slept),
+        ] {
+            *sum = sum.saturating_add(part);
+        }
+    }
+}
+
+/// What a VM did from one look at the counters to the next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Bin {
+    /// When it begins, ns since the observation began.
+    pub at: u64,
+    /// Its vCPU threads, together.
+    pub vcpus: Times,
+    /// Its vhost workers, together.
+    pub workers: Times,
+    /// Packets for the guest that were taken off its taps.
+    pub taken: u64,
+    /// Packets for the guest that found its taps full.
+    pub dropped: u64,
 }
 
 /// `part` of `whole`, 0 to 1; 0 of nothing.

@@ -1,4 +1,5 @@
-//! The recording file format: what `teiji trace --record` writes and `teiji replay` reads.
+//! The recording file format: what `teiji trace --record` writes and `teiji replay` reads, and `teiji diagnose` with `--record` and
+//! `--replay`.
 //!
 //! ```text
 //! file    = "TEIJIREC" version:u16 reader:u16 crc:u32 frame*   integers little-endian; crc = CRC-32 of version and reader
@@ -6,7 +7,7 @@
 //!
 //!            ┌──────────┐      ┌─────────────────┐      ┌───────┐
 //!  start ───►│ 1 Header │─────►│ 2, and 128 to   │─────►│ 3 End │──► end of file
-//!            └──────────┘  │   │ 137, any number │  ▲   └───────┘
+//!            └──────────┘  │   │ 139, any number │  ▲   └───────┘
 //!                          │   │ in any order    │  │
 //!                          │   └─────────────────┘  │
 //!                          └────────────────────────┘
@@ -30,9 +31,12 @@
 //! | 135 | Matched | a [`StreamId`], and that guest's [`Matched`] | 7 | requests by NICs that were given to VMs |
 //! | 136 | Given | a [`Change`] of which NICs a VM was given | 7 | NICs that were given to VMs later |
 //! | 137 | Waits | [`Wait`]s of the host | 7 | who had the CPU in the earlier parts of a wait: whoever is named had it in the last part |
+//! | 138 | Observed | [`ObservedVms`] | 8 | what counters say |
+//! | 139 | Sample | length:u32, and a [`Sample`] of that many bytes, as a block of LZ4 | 8 | what counters say |
 //!
 //! Payloads are in postcard's encoding; those with events begin with their number, [`MAX_EVENTS`] at most (after the
-//! [`StreamId`], if there is one).
+//! [`StreamId`], if there is one). A Sample, which is mostly like the one before it, is compressed with that one as its dictionary:
+//! without the counters, which differ, little is left.
 //!
 //! Versions 4 and 5 added ways of matching ([`Matching::since`](crate::flow::Matching)), version 5 kinds of NICs, and version 7 NICs
 //! without a tap here. A recording whose header has one of them asks its reader to know it; all others are still read by readers
@@ -65,7 +69,7 @@ use crate::report::Meta;
 #[cfg(doc)]
 use crate::{
     event::DeviceInterrupt, event::Event, event::NicLoss, event::Start, event::VcpuState, event::Wait,
-    guest::Matched, report::Counters, stream::Change, stream::StreamId,
+    guest::Matched, report::Counters, stream::Change, stream::StreamId, usage::ObservedVms, usage::Sample,
 };
 #[cfg(doc)]
 use std::io::{Read, Write};
@@ -74,7 +78,7 @@ use std::io::{Read, Write};
 pub const MAGIC: &[u8; 8] = b"TEIJIREC";
 
 /// The version that is written. Incremented when the format, or the shape of anything in it, changes.
-pub const VERSION: u16 = 7;
+pub const VERSION: u16 = 8;
 
 /// The oldest version that is read.
 pub const OLDEST: u16 = 1;
@@ -85,6 +89,9 @@ pub const MAX_FRAME: u32 = 4 << 20;
 /// The longest payload of a frame of any other type, bytes. It is small, because a few bytes of a header or of counters can take
 /// much memory when decoded; [`MAX_EVENTS`] of the events that have a type of their own fit into it.
 pub const MAX_HEADER: u32 = 1 << 20;
+
+/// The longest sample before it is compressed, bytes: some 100,000 threads. Decoded, it may take 25 times as much.
+pub const MAX_SAMPLE: u32 = 8 << 20;
 
 /// The most events in a frame.
 pub const MAX_EVENTS: u32 = 4096;
@@ -112,6 +119,8 @@ const DEVICE_INTERRUPTS: u8 = OPTIONAL + 6;
 const MATCHED: u8 = OPTIONAL + 7;
 const GIVEN: u8 = OPTIONAL + 8;
 const WAITS: u8 = OPTIONAL + 9;
+const OBSERVED: u8 = OPTIONAL + 10;
+const SAMPLE: u8 = OPTIONAL + 11;
 /// Frames of events of the host that a reader may skip, and the version of the format that added them.
 const EVENTS_SINCE: [(u8, u16); 5] =
     [(STATES, 4), (STARTS, 5), (NIC_LOSSES, 6), (DEVICE_INTERRUPTS, 7), (WAITS, 7)];

@@ -11,6 +11,7 @@
 
 use crate::event::Event;
 use crate::host::{GivenNic, Vm};
+use crate::usage::{ObservedVms, Sample};
 use serde::{Deserialize, Serialize};
 
 /// A stream of events: the host's, or that of a guest.
@@ -102,13 +103,17 @@ pub enum Changed {
     },
 }
 
-/// What a trace is made of: a recording holds these, in the order in which they came.
+/// What a trace or an observation is made of: a recording holds these, in the order in which they came. A trace has no samples.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Item {
     /// An event.
     Event(Event),
     /// A change.
     Change(Change),
+    /// Whose counters the following samples have.
+    Observed(ObservedVms),
+    /// Counters at an instant.
+    Sample(Box<Sample>),
 }
 
 impl Item {
@@ -116,7 +121,7 @@ impl Item {
     pub fn event(&self) -> Option<&Event> {
         match self {
             Item::Event(event) => Some(event),
-            Item::Change(_) => None,
+            Item::Change(_) | Item::Observed(_) | Item::Sample(_) => None,
         }
     }
 }

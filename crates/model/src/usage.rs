@@ -1,10 +1,17 @@
 //! What the kernel's own counters say of VMs at an instant, without any probe: the input of a diagnosis
 //! (`analysis::diagnose`). Counters only grow; two [`Sample`]s give what happened in between.
+//!
+//! ```text
+//!  ObservedVms ─ Sample, whole ─ Sample ─ Sample ─ … ─ Sample, whole       one observation
+//! ```
+//! A sample is whole if all threads of the host were looked at; an observation begins and ends with such a one.
 
+use crate::host::Vm;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// The counters of some VMs and of the host at an instant. Times are in ns.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
     /// `CLOCK_MONOTONIC`.
     pub at: u64,
@@ -16,8 +23,24 @@ pub struct Sample {
     pub threads: BTreeMap<u32, HostThread>,
 }
 
+impl Sample {
+    /// Whether all threads of the host were looked at: an observation begins or ends with it.
+    pub fn is_whole(&self) -> bool {
+        !self.threads.is_empty()
+    }
+}
+
+/// The VMs that are observed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObservedVms {
+    /// All of the host, as any of them may be in the way.
+    pub vms: Vec<Vm>,
+    /// The process ids of those that were asked for, in this order.
+    pub selected: Vec<u32>,
+}
+
 /// A VM.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmUsage {
     /// When its threads were read: later than [`Sample::at`], as other VMs come before it.
     pub at: u64,
@@ -39,7 +62,7 @@ pub struct VmUsage {
 }
 
 /// Packets for the guest on a tap.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TapUsage {
     /// Those that were taken off it.
     pub taken: u64,
@@ -48,7 +71,7 @@ pub struct TapUsage {
 }
 
 /// What a thread of a VM does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Role {
     /// A vCPU, by its index.
     Vcpu(u16),
@@ -57,7 +80,7 @@ pub enum Role {
 }
 
 /// A thread of a VM.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadUsage {
     /// What it does.
     pub role: Role,
@@ -80,7 +103,7 @@ pub struct ThreadUsage {
 }
 
 /// What a thread does at an instant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RunState {
     /// It runs, or could.
     Runnable,
@@ -95,7 +118,7 @@ pub enum RunState {
 }
 
 /// A control group.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupUsage {
     /// Its path, such as `/machine.slice`.
     pub path: String,
@@ -108,7 +131,7 @@ pub struct GroupUsage {
 }
 
 /// A CPU of the host.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuUsage {
     /// All time.
     pub total: u64,
@@ -119,7 +142,7 @@ pub struct CpuUsage {
 }
 
 /// A thread of the host.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostThread {
     /// Its process.
     pub pid: u32,

@@ -27,6 +27,7 @@ pub use crate::daemon::Signals;
 pub use crate::daemon::detached::TraceOrder;
 pub use crate::trace::{Replayed, Shown};
 pub use apply::PreparedPlan;
+pub use diagnose::{Timing, UsageRecorder};
 pub use guests::GuestsWanted;
 pub use inspect::{Doctor, TraceResult};
 pub use status::StatusReport;
@@ -61,6 +62,11 @@ pub enum Error {
     /// A trace of the agent has no recording.
     #[error("{0}")]
     NoRecording(String),
+    /// A recording is that of a trace.
+    #[error(
+        "{0} has no counters of VMs, so nothing can be diagnosed: `teiji replay` shows recordings of traces"
+    )]
+    NoCounters(PathBuf),
     /// A guest cannot be asked over TCP.
     #[error("cannot use the token file {path} of --guest-token, so nothing is traced")]
     Token {

@@ -52,7 +52,7 @@ use teiji_model::host::{DataPlane, Nic, Vm};
 use teiji_model::recording::Reader;
 use teiji_model::report::{Counters, Joined, Meta, Report};
 use teiji_model::snapshot::Snapshot;
-use teiji_model::stream::{Change, Changed, StreamId};
+use teiji_model::stream::{Change, Changed, Item, StreamId};
 use vms::{WatchedVms, come, end, next_found};
 
 /// How often the last events of guests are looked for at the end.
@@ -149,6 +149,12 @@ pub enum Error {
         #[source]
         source: teiji_model::recording::Error,
     },
+    /// The recording is none of a trace.
+    #[error("{path} has counters of VMs and no trace: `teiji diagnose --replay` shows it")]
+    Counters {
+        /// Which.
+        path: PathBuf,
+    },
     /// Privileges could not be given up.
     #[error(
         "privileges could not be given up, so nothing was traced: run teiji as root, with all capabilities of its user \
@@ -163,15 +169,15 @@ fn now() -> u64 {
         .map_or(0, |t| Duration::from(t).as_nanos().try_into().unwrap_or(u64::MAX))
 }
 
-fn meta(spec: &TraceSpec) -> Meta {
+pub(crate) fn meta(watch: Watch, vms: Vec<Vm>) -> Meta {
     Meta {
         teiji: env!("CARGO_PKG_VERSION").into(),
         host: kernel::name(),
         kernel: kernel::release(),
         started_unix: kernel::unix_time(),
         started: now(),
-        watch: spec.watch.clone(),
-        vms: spec.vms.clone(),
+        watch,
+        vms,
         devices: kernel::devices(),
     }
 }
@@ -213,7 +219,7 @@ pub fn run(
     for tcp in spec.guests.iter().flat_map(|ask| &ask.tcp) {
         tracer.leave_out(tcp.address)?;
     }
-    let meta = meta(&spec);
+    let meta = meta(spec.watch.clone(), spec.vms.clone());
     let recorder = output.map(|output| Recorder::begin(output, &meta)).transpose().map_err(unwritten)?;
     let mut alive = WatchedVms::of(&spec.vms);
     let follow = |following| Follower::start(following, &spec.vms).map_err(Error::Follower);
@@ -460,6 +466,9 @@ fn replay_as(
     let options = Options { timelines: shown.timelines, chosen, ..Options::default() };
     let mut analyzer = Analyzer::new(reader.meta(), options);
     while let Some(item) = reader.next().map_err(fail)? {
+        if matches!(item, Item::Sample(_)) {
+            return Err(Error::Counters { path: path.to_owned() });
+        }
         analyzer.take(item, joined);
     }
     let counters = reader.counters().cloned().unwrap_or_default();

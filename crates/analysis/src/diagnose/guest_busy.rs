@@ -17,11 +17,11 @@ pub(super) const RULE: Rule = Rule {
         // Polling is no work of the guest. Which vCPU it was for is not known, but not while that was in guest mode.
         let polled = seen.polled().unwrap_or(0);
         let parts = |time: &ThreadTime| {
-            let exits = time.ran.saturating_sub(time.guest).saturating_sub(polled);
+            let exits = time.times.ran.saturating_sub(time.times.guest).saturating_sub(polled);
             (
-                share(time.guest + exits, time.length),
-                share(time.guest, time.length),
-                share(exits, time.length),
+                share(time.times.guest + exits, time.times.length),
+                share(time.times.guest, time.times.length),
+                share(exits, time.times.length),
             )
         };
         let all = seen.vcpus().map(|time| (parts(time), &time.name));

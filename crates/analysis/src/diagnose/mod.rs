@@ -26,7 +26,7 @@ mod worker_busy;
 mod worker_waits;
 
 use std::collections::{BTreeMap, BTreeSet};
-use teiji_model::diagnosis::{Diagnosis, Fault, FaultCause, Neighbour, ThreadTime, VmDiagnosis, share};
+use teiji_model::diagnosis::{Bin, Diagnosis, Fault, FaultCause, Neighbour, ThreadTime, VmDiagnosis, share};
 use teiji_model::finding::{Confidence, Remedy};
 use teiji_model::host::Vm;
 use teiji_model::reason::Blame;
@@ -142,20 +142,20 @@ impl Seen<'_> {
 /// Threads that wait for a CPU: the fault of those of one kind.
 fn waiting<'a>(threads: impl Iterator<Item = &'a ThreadTime>) -> Option<Found> {
     let is_waiting = |time: &&ThreadTime| {
-        let each = time.waited / time.starts.max(1);
-        time.waited_share() >= WAITS
-            && share(time.waited, time.length) >= WAITS_AT_LEAST
-            && (each >= WAITS_EACH || share(time.waited, time.length) >= WAITS_OF_ALL)
+        let each = time.times.waited / time.times.starts.max(1);
+        time.times.waited_share() >= WAITS
+            && share(time.times.waited, time.times.length) >= WAITS_AT_LEAST
+            && (each >= WAITS_EACH || share(time.times.waited, time.times.length) >= WAITS_OF_ALL)
     };
     let mut all: Vec<&ThreadTime> = threads.filter(is_waiting).collect();
-    all.sort_by(|a, b| b.waited_share().total_cmp(&a.waited_share()));
+    all.sort_by(|a, b| b.times.waited_share().total_cmp(&a.times.waited_share()));
     let line = |time: &&ThreadTime| {
-        let each = duration(time.waited as f64 / time.starts.max(1) as f64);
-        let of = percent(time.waited_share());
+        let each = duration(time.times.waited as f64 / time.times.starts.max(1) as f64);
+        let of = percent(time.times.waited_share());
         format!("{} waits {of} of the time that it could run, {each} each time", time.name)
     };
     Some(Found {
-        share: Some(all.first()?.waited_share()),
+        share: Some(all.first()?.times.waited_share()),
         evidence: all.iter().map(line).collect(),
         cpus: all.iter().flat_map(|time| time.cpus.iter().copied()).collect(),
     })
@@ -168,16 +168,16 @@ pub fn diagnose(vms: &[Vm], samples: &[Sample]) -> Diagnosis {
     };
     let length = last.at.saturating_sub(first.at);
     let one = |vm: &Vm| {
-        let times = time::of(vm, samples);
+        let time = time::of(vm, samples);
         let seen = Seen {
-            times: &times,
+            times: &time.threads,
             first: first.vms.get(&vm.pid)?,
             last: last.vms.get(&vm.pid)?,
             host: (first, last),
             cpus: usual_cpus(vm, samples),
             length,
         };
-        Some(of_vm(vm, vms, &seen))
+        Some(of_vm(vm, vms, &seen, &time.series))
     };
     Diagnosis { length, vms: vms.iter().filter_map(one).collect() }
 }
@@ -193,7 +193,7 @@ fn usual_cpus(vm: &Vm, samples: &[Sample]) -> BTreeSet<u32> {
     seen.into_iter().filter(|(_, n)| n * 2 >= samples.len()).map(|((_, cpu), _)| cpu).collect()
 }
 
-fn of_vm(vm: &Vm, vms: &[Vm], seen: &Seen<'_>) -> VmDiagnosis {
+fn of_vm(vm: &Vm, vms: &[Vm], seen: &Seen<'_>, series: &[Bin]) -> VmDiagnosis {
     let unseen = unseen(vm, seen);
     let mut doubts = Vec::new();
     if seen.length < MIN_LENGTH {
@@ -229,6 +229,7 @@ fn of_vm(vm: &Vm, vms: &[Vm], seen: &Seen<'_>) -> VmDiagnosis {
         pid: vm.pid,
         headline,
         threads: seen.times.iter().map(|(_, time)| time.clone()).collect(),
+        series: series.to_vec(),
         polled: seen.polled(),
         faults,
         unseen,
@@ -248,7 +249,8 @@ fn headline(faults: &[Fault], seen: &Seen<'_>) -> String {
     if seen.vcpus().next().is_none() {
         return "cannot tell: its vCPU threads cannot be identified".to_owned();
     }
-    let (ran, all) = seen.vcpus().fold((0, 0), |sum, time| (sum.0 + time.ran, sum.1 + time.length));
+    let (ran, all) =
+        seen.vcpus().fold((0, 0), |sum, time| (sum.0 + time.times.ran, sum.1 + time.times.length));
     format!("no fault found; its vCPUs use {} of their time", percent(share(ran, all)))
 }
 
@@ -287,7 +289,7 @@ fn neighbours(vm: &Vm, vms: &[Vm], seen: &Seen<'_>, cpus: &BTreeSet<u32>) -> Vec
         let before = first.threads.get(tid).filter(|before| before.started == thread.started);
         let time = thread.ran.saturating_sub(before.map_or(0, |before| before.ran));
         let own = vm.pid == thread.pid || vm.workers.iter().any(|worker| worker.tid == *tid);
-        let waits = seen.all().any(|time| time.tid == *tid && time.waited_share() >= WAITS);
+        let waits = seen.all().any(|time| time.tid == *tid && time.times.waited_share() >= WAITS);
         if own && waits {
             continue;
         }

@@ -15,7 +15,8 @@ pub(super) const RULE: Rule = Rule {
     blame: Blame::Host,
     found: |seen| {
         // A vCPU that the guest has not started yet sleeps in KVM.
-        let least = seen.vcpus().map(|time| share(time.in_vmm, time.length)).min_by(f64::total_cmp)?;
+        let least =
+            seen.vcpus().map(|time| share(time.times.in_vmm, time.times.length)).min_by(f64::total_cmp)?;
         let line = format!("all vCPU threads sleep in the VMM, outside KVM, {} of the time", percent(least));
         (least >= PAUSED).then(|| Found::lost(least, vec![line]))?
     },

@@ -14,8 +14,8 @@ pub(super) const RULE: Rule = Rule {
     title: "stopped or frozen",
     blame: Blame::Host,
     found: |seen| {
-        let worst = seen.all().max_by_key(|time| time.stopped)?;
-        let stopped = share(worst.stopped, worst.length);
+        let worst = seen.all().max_by_key(|time| time.times.stopped)?;
+        let stopped = share(worst.times.stopped, worst.times.length);
         let frozen = seen.last.groups.iter().find(|group| group.frozen);
         let by = frozen.map(|group| format!("the control group {} is frozen", group.path));
         let line = format!("{} was stopped {} of the time", worst.name, percent(stopped));

@@ -15,7 +15,7 @@ pub(super) const RULE: Rule = Rule {
     found: |seen| {
         let faults = seen.last.major_faults.saturating_sub(seen.first.major_faults);
         let rate = faults.saturating_mul(1_000_000_000) / seen.length.max(1);
-        let disk = seen.all().map(|time| share(time.disk, time.length)).max_by(f64::total_cmp)?;
+        let disk = seen.all().map(|time| share(time.times.disk, time.times.length)).max_by(f64::total_cmp)?;
         let lines = vec![
             format!("{rate} page faults a second that had to read from a device"),
             format!("a thread waits {} of the time for devices", percent(disk)),

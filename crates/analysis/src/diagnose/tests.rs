@@ -1,4 +1,5 @@
 use super::*;
+use teiji_model::diagnosis::Times;
 use teiji_model::host::{Vcpu, Worker};
 use teiji_model::usage::{CpuUsage, GroupUsage, RunState, TapUsage, ThreadUsage};
 
@@ -58,9 +59,14 @@ fn seen(change: impl Fn(u64, &mut Sample)) -> VmDiagnosis {
     assert_eq!(diagnosis.length, 5 * S);
     let [vm] = diagnosis.vms.try_into().unwrap();
     for time in &vm.threads {
-        let sum =
-            time.ran + time.waited + time.throttled + time.stopped + time.in_vmm + time.disk + time.slept;
-        assert_eq!(sum, time.length, "{time:?}");
+        let sum = time.times.ran
+            + time.times.waited
+            + time.times.throttled
+            + time.times.stopped
+            + time.times.in_vmm
+            + time.times.disk
+            + time.times.slept;
+        assert_eq!(sum, time.times.length, "{time:?}");
     }
     assert!(vm.headline.split_whitespace().count() <= 12, "{}", vm.headline);
     vm
@@ -83,8 +89,35 @@ fn a_healthy_vm_has_no_fault() {
     let vm = seen(|_, _| {});
     assert_eq!(causes(&vm), []);
     assert_eq!(vm.headline, "no fault found; its vCPUs use 25 % of their time");
-    let times: Vec<(u64, u64, u64)> = vm.threads.iter().map(|t| (t.ran, t.waited, t.slept)).collect();
+    let times: Vec<(u64, u64, u64)> =
+        vm.threads.iter().map(|t| (t.times.ran, t.times.waited, t.times.slept)).collect();
     assert_eq!(times[0], (5 * S / 4, 5 * MS, 5 * S - 5 * S / 4 - 5 * MS));
+}
+
+#[test]
+fn the_series_adds_up_to_the_whole() {
+    let vm = seen(|n, sample| {
+        of(sample, VCPU).waited = [0, 1, 300, 301, 302, 303][n as usize] * MS;
+        let taps = [("t0", 100), ("t1", if n < 2 { 0 } else { 50 })];
+        usage(sample).taps =
+            taps.map(|(tap, each)| (tap.to_owned(), TapUsage { taken: n * each, dropped: n })).into();
+        // It came later.
+        if n < 3 {
+            usage(sample).taps.remove("t1");
+        }
+    });
+    let begin: Vec<u64> = vm.series.iter().map(|bin| bin.at).collect();
+    assert_eq!(begin, [0, S, 2 * S, 3 * S, 4 * S]);
+    let waited: Vec<u64> = vm.series.iter().map(|bin| bin.vcpus.waited / MS).collect();
+    assert_eq!(waited, [1, 299, 1, 1, 1]);
+    let taken: Vec<(u64, u64)> = vm.series.iter().map(|bin| (bin.taken, bin.dropped)).collect();
+    assert_eq!(taken, [(100, 1), (100, 1), (100, 1), (150, 2), (150, 2)]);
+    let (mut vcpus, mut workers) = (Times::default(), Times::default());
+    for bin in &vm.series {
+        vcpus.add(&bin.vcpus);
+        workers.add(&bin.workers);
+    }
+    assert_eq!([vcpus, workers], [vm.threads[0].times, vm.threads[1].times]);
 }
 
 #[test]
@@ -130,7 +163,7 @@ fn a_thread_that_never_gets_a_cpu_waits() {
         (worker.ran, worker.waited, worker.starts, worker.state) = (7, 7, 7, RunState::Runnable);
     });
     assert_eq!(causes(&vm), [FaultCause::WorkerWaitsForCpu]);
-    assert_eq!(vm.threads[1].waited, 5 * S);
+    assert_eq!(vm.threads[1].times.waited, 5 * S);
 }
 
 #[test]
@@ -153,7 +186,7 @@ fn a_quota_is_told_from_waiting_behind_others() {
         (group.throttled, group.quota) = (n * 3 * S / 5, Some(20));
     });
     assert_eq!(causes(&vm), [FaultCause::Throttled]);
-    assert_eq!(vm.threads[0].throttled, 3 * S);
+    assert_eq!(vm.threads[0].times.throttled, 3 * S);
     let line =
         "the control group /m may use 20 % of a CPU: that took 75 % of the time that its threads could run";
     assert_eq!(vm.faults[0].evidence, [line]);
@@ -285,7 +318,7 @@ fn a_quota_counts_for_the_threads_that_it_limits() {
         let siblings = GroupUsage { path: "/m/bo".into(), throttled: n * 2 * S, ..GroupUsage::default() };
         usage(sample).groups.extend([of_vcpu, siblings]);
     });
-    let times: Vec<(u64, u64)> = vm.threads.iter().map(|t| (t.waited, t.throttled)).collect();
+    let times: Vec<(u64, u64)> = vm.threads.iter().map(|t| (t.times.waited, t.times.throttled)).collect();
     assert_eq!(times[0], (0, 5 * S / 2));
     assert_eq!(times[1], (5 * S / 2, 0), "it is in no limited group");
     // What slept was not kept from running.
@@ -296,7 +329,7 @@ fn a_quota_counts_for_the_threads_that_it_limits() {
 #[test]
 fn a_vcpu_that_the_vmm_works_for_is_not_paused() {
     let vm = seen(|_, sample| of(sample, VCPU).state = RunState::InVmm);
-    assert_eq!((causes(&vm), vm.threads[0].in_vmm), (vec![], 0));
+    assert_eq!((causes(&vm), vm.threads[0].times.in_vmm), (vec![], 0));
 }
 
 /// A NIC that the guest does not use, and a CPU that a thread was on once.

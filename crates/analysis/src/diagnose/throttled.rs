@@ -15,7 +15,7 @@ pub(super) const RULE: Rule = Rule {
     blame: Blame::Host,
     found: |seen| {
         let sums = seen.all().fold((0, 0), |sum, time| {
-            (sum.0 + time.throttled, sum.1 + time.ran + time.waited + time.throttled)
+            (sum.0 + time.times.throttled, sum.1 + time.times.ran + time.times.waited + time.times.throttled)
         });
         let throttled = share(sums.0, sums.1);
         let grown = |path: &str, now: u64| {

@@ -4,55 +4,82 @@
 //! where the ends differ, half of it is of each. What a CPU quota took is part of what the thread waited, by these counters.
 
 use std::collections::{BTreeMap, BTreeSet};
-use teiji_model::diagnosis::ThreadTime;
+use teiji_model::diagnosis::{Bin, ThreadTime, Times};
 use teiji_model::host::Vm;
-use teiji_model::usage::{GroupUsage, Role, RunState, Sample, ThreadUsage, VmUsage};
+use teiji_model::usage::{GroupUsage, Role, RunState, Sample, TapUsage, ThreadUsage, VmUsage};
 
-/// The time of each thread that was there from the first sample to the last one: vCPUs by index, then workers.
-pub(super) fn of(vm: &Vm, samples: &[Sample]) -> Vec<(Role, ThreadTime)> {
-    let usages: Vec<(u64, &VmUsage)> =
-        samples.iter().filter_map(|sample| sample.vms.get(&vm.pid)).map(|usage| (usage.at, usage)).collect();
-    let mut all: BTreeMap<(Role, u32), ThreadTime> = BTreeMap::new();
-    let is_there = |tid: &u32, thread: &ThreadUsage| {
-        usages.iter().all(|(_, vm)| vm.threads.get(tid).is_some_and(|other| other.started == thread.started))
-    };
-    if let Some((_, first)) = usages.first() {
-        for (tid, thread) in first.threads.iter().filter(|(tid, thread)| is_there(tid, thread)) {
-            let name = match thread.role {
-                Role::Vcpu(index) => format!("vCPU {index}"),
-                Role::Worker => "vhost worker".to_owned(),
-            };
-            all.insert((thread.role, *tid), ThreadTime { name, tid: *tid, ..ThreadTime::default() });
-        }
-    }
-    for two in usages.windows(2) {
-        let [(from, first), (to, last)] = two else { continue };
-        let length = to.saturating_sub(*from);
-        let mut bins: BTreeMap<(Role, u32), ThreadTime> = BTreeMap::new();
-        for key in all.keys() {
-            if let (Some(first), Some(last)) = (first.threads.get(&key.1), last.threads.get(&key.1)) {
-                bins.insert(*key, between(first, last, length));
-            }
-        }
-        frozen(first, last, &mut bins);
-        throttled(first, last, &mut bins);
-        for (key, sum) in &mut all {
-            if let Some(bin) = bins.get(key) {
-                add(sum, bin);
-            }
-        }
-    }
-    all.into_iter().map(|((role, _), time)| (role, time)).collect()
+/// What threads did between two samples, by role and thread id.
+type Threads = BTreeMap<(Role, u32), Times>;
+
+/// Where a VM's time went.
+#[derive(Default)]
+pub(super) struct Time {
+    /// Of each thread that was there from the first sample to the last one: vCPUs by index, then workers.
+    pub(super) threads: Vec<(Role, ThreadTime)>,
+    /// The same from each sample to the next.
+    pub(super) series: Vec<Bin>,
 }
 
-fn between(first: &ThreadUsage, last: &ThreadUsage, length: u64) -> ThreadTime {
+pub(super) fn of(vm: &Vm, samples: &[Sample]) -> Time {
+    let usages: Vec<&VmUsage> = samples.iter().filter_map(|sample| sample.vms.get(&vm.pid)).collect();
+    let Some(begun) = usages.first() else { return Time::default() };
+    let stays = |tid: &u32, thread: &ThreadUsage| {
+        usages.iter().all(|vm| vm.threads.get(tid).is_some_and(|other| other.started == thread.started))
+    };
+    let of = |(tid, thread): (&u32, &ThreadUsage)| {
+        let name = match thread.role {
+            Role::Vcpu(index) => format!("vCPU {index}"),
+            Role::Worker => "vhost worker".to_owned(),
+        };
+        ((thread.role, *tid), ThreadTime { name, tid: *tid, ..ThreadTime::default() })
+    };
+    let staying = begun.threads.iter().filter(|(tid, thread)| stays(tid, thread));
+    let mut threads: BTreeMap<(Role, u32), ThreadTime> = staying.map(of).collect();
+    let mut series = Vec::new();
+    for two in usages.windows(2) {
+        let [first, last] = two else { continue };
+        let length = last.at.saturating_sub(first.at);
+        let mut times = Threads::new();
+        for (key, thread) in &mut threads {
+            if let (Some(first), Some(last)) = (first.threads.get(&key.1), last.threads.get(&key.1)) {
+                times.insert(*key, between(first, last, length));
+                let cpus: BTreeSet<u32> = thread.cpus.iter().copied().chain([first.cpu, last.cpu]).collect();
+                thread.cpus = cpus.into_iter().collect();
+            }
+        }
+        frozen(first, last, &mut times);
+        throttled(first, last, &mut times);
+        let mut bin = Bin { at: first.at.saturating_sub(begun.at), ..packets(first, last) };
+        for (key, times) in times {
+            let together = if key.0 == Role::Worker { &mut bin.workers } else { &mut bin.vcpus };
+            together.add(&times);
+            if let Some(thread) = threads.get_mut(&key) {
+                thread.times.add(&times);
+            }
+        }
+        series.push(bin);
+    }
+    Time { threads: threads.into_iter().map(|((role, _), time)| (role, time)).collect(), series }
+}
+
+/// The packets for the guest, on the taps that were there at both ends.
+fn packets(first: &VmUsage, last: &VmUsage) -> Bin {
+    let mut bin = Bin::default();
+    for (tap, TapUsage { taken, dropped }) in &last.taps {
+        if let Some(before) = first.taps.get(tap) {
+            bin.taken = bin.taken.saturating_add(taken.saturating_sub(before.taken));
+            bin.dropped = bin.dropped.saturating_add(dropped.saturating_sub(before.dropped));
+        }
+    }
+    bin
+}
+
+fn between(first: &ThreadUsage, last: &ThreadUsage, length: u64) -> Times {
     let ran = last.ran.saturating_sub(first.ran).min(length);
     let starts = last.starts.saturating_sub(first.starts);
     let mut waited = last.waited.saturating_sub(first.waited).min(length - ran);
     let rest = length - ran - waited;
-    let mut time = ThreadTime { length, ran, starts, ..ThreadTime::default() };
-    let cpus: BTreeSet<u32> = [first.cpu, last.cpu].into();
-    time.cpus = cpus.into_iter().collect();
+    let mut time = Times { length, ran, starts, ..Times::default() };
     time.guest = last.guest.saturating_sub(first.guest).min(ran);
     // A wait counts when it ends. One that has gone on since the sample before has begun nothing.
     let still = |state: RunState| starts == 0 && first.state == state && last.state == state;
@@ -75,12 +102,12 @@ fn between(first: &ThreadUsage, last: &ThreadUsage, length: u64) -> ThreadTime {
 }
 
 /// Threads of a group that was frozen at both ends sleep for that reason.
-fn frozen(first: &VmUsage, last: &VmUsage, bins: &mut BTreeMap<(Role, u32), ThreadTime>) {
+fn frozen(first: &VmUsage, last: &VmUsage, threads: &mut Threads) {
     let is_frozen = |vm: &VmUsage| vm.groups.iter().any(|group| group.frozen);
     if !is_frozen(first) || !is_frozen(last) {
         return;
     }
-    for ((role, _), time) in bins {
+    for ((role, _), time) in threads {
         // A worker that is a kernel thread is not frozen, but has nothing to do.
         if *role != Role::Worker {
             for part in [&mut time.slept, &mut time.in_vmm, &mut time.waited] {
@@ -91,7 +118,7 @@ fn frozen(first: &VmUsage, last: &VmUsage, bins: &mut BTreeMap<(Role, u32), Thre
 }
 
 /// What the quotas of groups took of the threads, as far as these waited.
-fn throttled(first: &VmUsage, last: &VmUsage, bins: &mut BTreeMap<(Role, u32), ThreadTime>) {
+fn throttled(first: &VmUsage, last: &VmUsage, threads: &mut Threads) {
     fn grown<'a>(first: &VmUsage, group: &'a GroupUsage) -> Option<(&'a str, u64)> {
         let before = first.groups.iter().find(|before| before.path == group.path)?;
         Some((&group.path, group.throttled.saturating_sub(before.throttled)))
@@ -107,12 +134,12 @@ fn throttled(first: &VmUsage, last: &VmUsage, bins: &mut BTreeMap<(Role, u32), T
         grown.iter().filter(|(path, _)| is_in(path)).max_by_key(|(_, ns)| *ns)
     };
     let mut wanted: BTreeMap<&str, u64> = BTreeMap::new();
-    for ((_, tid), time) in bins.iter() {
+    for ((_, tid), time) in threads.iter() {
         if let Some((path, _)) = limit(tid) {
             *wanted.entry(path).or_default() += time.ran + time.waited;
         }
     }
-    for ((_, tid), time) in bins.iter_mut() {
+    for ((_, tid), time) in threads.iter_mut() {
         let Some((path, ns)) = limit(tid) else { continue };
         let all = wanted.get(path).copied().unwrap_or(0).max(1);
         let part = u128::from(*ns) * u128::from(time.ran + time.waited) / u128::from(all);
@@ -120,19 +147,4 @@ fn throttled(first: &VmUsage, last: &VmUsage, bins: &mut BTreeMap<(Role, u32), T
         time.waited -= taken;
         time.throttled += taken;
     }
-}
-
-fn add(sum: &mut ThreadTime, bin: &ThreadTime) {
-    sum.length += bin.length;
-    sum.ran += bin.ran;
-    sum.guest += bin.guest;
-    sum.waited += bin.waited;
-    sum.starts += bin.starts;
-    sum.throttled += bin.throttled;
-    sum.stopped += bin.stopped;
-    sum.in_vmm += bin.in_vmm;
-    sum.disk += bin.disk;
-    sum.slept += bin.slept;
-    let cpus: BTreeSet<u32> = sum.cpus.iter().chain(&bin.cpus).copied().collect();
-    sum.cpus = cpus.into_iter().collect();
 }

@@ -15,7 +15,8 @@ pub(super) const RULE: Rule = Rule {
     title: "vhost worker is at its limit",
     blame: Blame::Host,
     found: |seen| {
-        let busy = seen.workers().map(|time| share(time.ran, time.length)).max_by(f64::total_cmp)?;
+        let busy =
+            seen.workers().map(|time| share(time.times.ran, time.times.length)).max_by(f64::total_cmp)?;
         (busy >= BUSY)
             .then(|| Found::unmeasured(vec![format!("a vhost worker runs {} of the time", percent(busy))]))?
     },

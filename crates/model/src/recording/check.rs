@@ -5,6 +5,7 @@ use crate::flow::Flow;
 use crate::host::{GivenNic, Vm};
 use crate::report::{Counters, MAX_VMS, Meta};
 use crate::stream::{Change, Changed, StreamId};
+use crate::usage::{ObservedVms, Sample};
 use std::collections::HashSet;
 use std::net::IpAddr;
 
@@ -14,6 +15,8 @@ const MAX_NODES: usize = 1024;
 const MAX_DEVICES: usize = 65_536;
 const MAX_CPUS: usize = 65_536;
 const MAX_GUEST_CPUS: usize = 4096;
+const MAX_HOST_THREADS: usize = 65_536;
+const MAX_GROUPS: usize = 65_536;
 /// Longest name, bytes.
 const MAX_NAME: usize = 256;
 /// Longest list or filter, bytes.
@@ -55,6 +58,39 @@ pub(super) fn meta(m: &Meta) -> Checked {
     for (index, s) in &m.devices {
         name(s)?;
         ensure(devices.insert(*index), "two devices have the same index")?;
+    }
+    Ok(())
+}
+
+/// Checks the VMs whose counters are recorded.
+pub(super) fn observed(o: &ObservedVms) -> Checked {
+    ensure(o.vms.len() <= MAX_VMS && o.selected.len() <= MAX_VMS, "more than 1024 VMs")?;
+    let mut pids = HashSet::new();
+    for v in &o.vms {
+        ensure(pids.insert(v.pid), "two VMs have the same process id")?;
+        vm(v)?;
+    }
+    Ok(())
+}
+
+/// Checks counters.
+pub(super) fn sample(s: &Sample) -> Checked {
+    ensure(s.vms.len() <= MAX_VMS, "more than 1024 VMs")?;
+    ensure(s.cpus.len() <= MAX_CPUS, "counters for more than 65536 CPUs")?;
+    ensure(s.threads.len() <= MAX_HOST_THREADS, "more than 65536 threads")?;
+    for v in s.vms.values() {
+        ensure(v.threads.len() <= 2 * MAX_THREADS, "a VM has more than 8192 threads")?;
+        ensure(v.taps.len() <= MAX_NICS, "a VM has more than 256 network interfaces")?;
+        ensure(v.groups.len() <= MAX_GROUPS, "a VM is in more than 65536 control groups")?;
+        ensure(v.delaying.len() <= MAX_DEVICES, "more than 65536 devices")?;
+        v.threads.values().try_for_each(|thread| text(&thread.group))?;
+        v.groups.iter().try_for_each(|group| text(&group.path))?;
+        v.taps.keys().try_for_each(|tap| name(tap))?;
+        v.delaying.iter().try_for_each(|(device, kind)| name(device).and_then(|()| name(kind)))?;
+    }
+    for thread in s.threads.values() {
+        name(&thread.name)?;
+        thread.unit.as_deref().map_or(Ok(()), name)?;
     }
     Ok(())
 }

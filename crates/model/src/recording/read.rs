@@ -2,12 +2,13 @@
 
 use super::{
     CHANGE, END, EVENTS, EVENTS_SINCE, Error, FRAME_HEAD, GIVEN, HEADER, MAGIC, MATCHED, MAX_EVENTS,
-    MAX_FRAME, MAX_HEADER, MIN_EVENT, OF_STREAM, OLDEST, OPTIONAL, SO_FAR, VERSION, check, checksum,
-    preamble, v1,
+    MAX_FRAME, MAX_HEADER, MAX_SAMPLE, MIN_EVENT, OBSERVED, OF_STREAM, OLDEST, OPTIONAL, SAMPLE, SO_FAR,
+    VERSION, check, checksum, preamble, v1,
 };
 use crate::event::Event;
 use crate::report::{Counters, Meta};
 use crate::stream::{Change, Item, StreamId};
+use crate::usage::{ObservedVms, Sample};
 use serde::de::DeserializeOwned;
 use std::io::{ErrorKind, Read};
 
@@ -26,6 +27,8 @@ pub struct Reader<R: Read> {
     left: u32,
     /// Whose events these are.
     stream: StreamId,
+    /// The last sample, encoded.
+    sample: Vec<u8>,
     counters: Option<Counters>,
     /// Whether a recording without an End frame is read as far as it goes.
     tolerant: bool,
@@ -65,6 +68,7 @@ impl<R: Read> Reader<R> {
             used: 0,
             left: 0,
             stream: StreamId::HOST,
+            sample: Vec::new(),
             counters: None,
             tolerant,
             cut: false,
@@ -173,6 +177,14 @@ impl<R: Read> Reader<R> {
                     check::change(&change).map_err(|what| self.malformed(what))?;
                     return Ok(Some(Item::Change(change)));
                 }
+                OBSERVED if self.version >= 8 => {
+                    let observed: ObservedVms = self.decode()?;
+                    check::observed(&observed).map_err(|what| self.malformed(what))?;
+                    return Ok(Some(Item::Observed(observed)));
+                }
+                SAMPLE if self.version >= 8 => {
+                    return self.sample().map(|sample| Some(Item::Sample(Box::new(sample))));
+                }
                 kind if kind == OF_STREAM && self.version >= 3 || kind == MATCHED && self.version >= 7 => {
                     let (stream, rest) = postcard::take_from_bytes::<StreamId>(&self.payload)
                         .map_err(|_| self.malformed("no stream"))?;
@@ -231,6 +243,23 @@ impl<R: Read> Reader<R> {
         Ok(event)
     }
 
+    fn sample(&mut self) -> Result<Sample, Error> {
+        let Some((len, block)) = self.payload.split_first_chunk() else {
+            return Err(self.malformed("no length of a sample"));
+        };
+        let len = u32::from_le_bytes(*len);
+        if len > MAX_SAMPLE {
+            return Err(Error::TooLarge { at: self.frame_at, len, max: MAX_SAMPLE });
+        }
+        let plain = lz4_flex::block::decompress_with_dict(block, len as usize, &self.sample)
+            .map_err(|_| self.malformed("a sample cannot be decompressed"))?;
+        let sample: Sample = self.decode_all(&plain)?;
+        check::sample(&sample).map_err(|what| self.malformed(what))?;
+        self.latest = self.latest.max(sample.at);
+        self.sample = plain;
+        Ok(sample)
+    }
+
     fn end(&mut self) -> Result<(), Error> {
         let counters = self.decode_as::<Counters, v1::Counters>()?;
         check::counters(&counters).map_err(|what| self.malformed(what))?;
@@ -251,7 +280,7 @@ impl<R: Read> Reader<R> {
         }
         let [kind, l0, l1, l2, l3, c0, c1, c2, c3] = head;
         let len = u32::from_le_bytes([l0, l1, l2, l3]);
-        let max = if matches!(kind, EVENTS | OF_STREAM) { MAX_FRAME } else { MAX_HEADER };
+        let max = if matches!(kind, EVENTS | OF_STREAM | SAMPLE) { MAX_FRAME } else { MAX_HEADER };
         if len > max {
             return Err(Error::TooLarge { at: self.frame_at, len, max });
         }
@@ -275,7 +304,11 @@ impl<R: Read> Reader<R> {
 
     /// Decodes the whole payload.
     fn decode<T: DeserializeOwned>(&self) -> Result<T, Error> {
-        match postcard::take_from_bytes(&self.payload) {
+        self.decode_all(&self.payload)
+    }
+
+    fn decode_all<T: DeserializeOwned>(&self, bytes: &[u8]) -> Result<T, Error> {
+        match postcard::take_from_bytes(bytes) {
             Ok((value, [])) => Ok(value),
             Ok(_) => Err(self.malformed("bytes after its contents")),
             Err(_) => Err(self.malformed("its contents cannot be decoded")),

@@ -6,7 +6,12 @@ use crate::host::{DataPlane, GivenNic, Nic, Vcpu, VirtualFunction, Vm, Worker};
 use crate::report::{Counters, Meta};
 use crate::stage::{Split, ThreadState};
 use crate::stream::{Change, Changed, ClockMapping, Item, StreamId};
+use crate::usage::{
+    CpuUsage, GroupUsage, HostThread, ObservedVms, Role as ThreadRole, RunState, Sample, TapUsage,
+    ThreadUsage, VmUsage,
+};
 use proptest::prelude::*;
+use std::collections::BTreeMap;
 
 fn meta() -> Meta {
     Meta {
@@ -63,6 +68,56 @@ fn packet(ts: u64) -> Event {
     }
 }
 
+fn observed() -> ObservedVms {
+    ObservedVms { vms: meta().vms, selected: vec![7] }
+}
+
+/// The counters at the second `n`.
+fn sample(n: u64) -> Sample {
+    let thread = |role, ran| ThreadUsage {
+        role,
+        started: 70,
+        ran: n * ran,
+        guest: n * ran / 2,
+        waited: n * 1_234_567,
+        starts: n * 100,
+        state: RunState::Asleep,
+        cpu: 1,
+        group: "/machine.slice/machine-qemu-1-sip1.scope/libvirt/vcpu0".into(),
+    };
+    let group = GroupUsage {
+        path: "/machine.slice/machine-qemu-1-sip1.scope".into(),
+        throttled: n * 5,
+        frozen: false,
+        quota: Some(200),
+    };
+    let usage = VmUsage {
+        at: n * 1_000_000_000 + 5,
+        threads: [(8, thread(ThreadRole::Vcpu(0), 250_000_000)), (9, thread(ThreadRole::Worker, 3_000_000))]
+            .into(),
+        groups: vec![group],
+        quotas_seen: true,
+        polled: Some(n * 7),
+        major_faults: 3,
+        taps: [("tap0".to_owned(), TapUsage { taken: n * 1000, dropped: n })].into(),
+        delaying: vec![("tap0".into(), "netem".into())],
+    };
+    let host = |tid| HostThread {
+        pid: 7,
+        started: 70,
+        name: format!("CPU {tid}/KVM"),
+        unit: Some("machine-qemu-1-sip1.scope".into()),
+        ran: n * 250_000_000,
+        cpu: 1,
+    };
+    Sample {
+        at: n * 1_000_000_000,
+        vms: [(7, usage)].into(),
+        cpus: [(1, CpuUsage { total: n * 1_000_000_000, interrupts: n * 5, stolen: n })].into(),
+        threads: if n == 1 { [(8, host(0)), (9, host(1))].into() } else { BTreeMap::new() },
+    }
+}
+
 fn small() -> Vec<u8> {
     let mut w = Writer::new(Vec::new(), &meta()).unwrap();
     w.push(packet(1)).unwrap();
@@ -80,6 +135,9 @@ fn small() -> Vec<u8> {
         kind: EventKind::Lost(Lost { since: 1, count: 4 }),
     })
     .unwrap();
+    w.observed(&observed()).unwrap();
+    w.sample(&sample(1)).unwrap();
+    w.sample(&sample(2)).unwrap();
     w.finish(&Counters { ended: 9, events: 3, lost: vec![0, 4], unidentified: 1, ..Counters::default() })
         .unwrap()
 }
@@ -165,7 +223,7 @@ fn unknown_frames_are_skipped_if_they_may_be() {
     let end = (END, postcard::to_stdvec(&Counters::default()).unwrap());
     let with =
         |kind| forged(&[header(&meta()), (kind, vec![1, 2, 3]), events.clone(), (kind, vec![]), end.clone()]);
-    assert_eq!(fuzz(&with(WAITS + 1)).unwrap(), 1);
+    assert_eq!(fuzz(&with(SAMPLE + 1)).unwrap(), 1);
     assert_eq!(fuzz(&with(u8::MAX)).unwrap(), 1);
     assert!(fuzz(&with(OPTIONAL - 1)).is_err());
 }
@@ -443,17 +501,18 @@ fn an_unfinished_recording_is_read_as_far_as_it_goes() {
 
 /// Files that teijis of former format versions wrote, with an event of each kind.
 #[test]
-fn recordings_of_versions_2_to_6_are_read() {
+fn recordings_of_versions_2_to_7_are_read() {
     let files = [
         &include_bytes!("data/version-2.teiji")[..],
         include_bytes!("data/version-3.teiji"),
         include_bytes!("data/version-4.teiji"),
         include_bytes!("data/version-5.teiji"),
         include_bytes!("data/version-6.teiji"),
+        include_bytes!("data/version-7.teiji"),
     ];
     for (version, file) in (2..).zip(files) {
         let mut old = Reader::new(file).unwrap();
-        let mut new = Reader::new(&include_bytes!("data/version-7.teiji")[..]).unwrap();
+        let mut new = Reader::new(&include_bytes!("data/version-8.teiji")[..]).unwrap();
         assert_eq!(old.meta(), new.meta());
         loop {
             let new = || new.next().unwrap();
@@ -469,6 +528,7 @@ fn recordings_of_versions_2_to_6_are_read() {
                     _ => false,
                 },
                 Some(Item::Change(change)) => matches!(change.what, Changed::Given { .. }) && version < 7,
+                Some(Item::Observed(_) | Item::Sample(_)) => version < 8,
                 None => false,
             };
             let b = std::iter::repeat_with(new).find(|item| !is_new(item)).unwrap();
@@ -522,12 +582,81 @@ fn what_is_written_has_not_changed_without_a_new_version() {
     events.into_iter().for_each(|event| w.push(event).unwrap());
     w.change(&given).unwrap();
     w.push(wait(107)).unwrap();
+    w.observed(&observed()).unwrap();
+    let plain = w.written();
+    // How well they are compressed is free.
+    w.sample(&sample(1)).unwrap();
+    w.sample(&sample(2)).unwrap();
     let counters =
         Counters { ended: 9, events: 7, lost: vec![0, 4], missed: 3, unidentified: 1, vanished: vec![7] };
     let file = w.finish(&counters).unwrap();
-    let kept: &[u8] = include_bytes!("data/version-7.teiji");
+    let kept: &[u8] = include_bytes!("data/version-8.teiji");
     assert_eq!(kept[8..10], VERSION.to_le_bytes(), "keep a file of the new version");
-    assert!(file == kept, "version {VERSION} is no longer written as it was: {}", hex(&file));
+    let changed = || format!("version {VERSION} is no longer written as it was: {}", hex(&file));
+    assert!(file.get(..plain) == kept.get(..plain), "{}", changed());
+    assert!(all(&file) == all(kept), "{}", changed());
+}
+
+/// All items of a recording, and its counters.
+fn all(file: &[u8]) -> (Vec<Item>, Counters) {
+    let mut reader = Reader::new(file).unwrap();
+    let items = std::iter::from_fn(|| reader.next().unwrap()).collect();
+    (items, reader.counters().cloned().unwrap())
+}
+
+#[test]
+fn samples_are_read_as_they_were_and_take_little() {
+    let mut w = Writer::new(Vec::new(), &meta()).unwrap();
+    w.observed(&observed()).unwrap();
+    let mut lengths = Vec::new();
+    let samples: Vec<Sample> = (1..=10).map(sample).collect();
+    for sample in &samples {
+        let before = w.written();
+        w.sample(sample).unwrap();
+        lengths.push(w.written() - before);
+    }
+    let mut file = w.finish(&Counters::default()).unwrap();
+    let wanted: Vec<Item> = [Item::Observed(observed())]
+        .into_iter()
+        .chain(samples.iter().map(|sample| Item::Sample(Box::new(sample.clone()))))
+        .collect();
+    assert_eq!(all(&file).0, wanted);
+    let plain = postcard::to_stdvec(&samples[9]).unwrap().len();
+    assert!(lengths[9] * 2 < plain, "{lengths:?} of {plain} bytes");
+    // A former reader skips them.
+    assert_eq!(file[10..12], 3u16.to_le_bytes());
+    file[8..16].copy_from_slice(&preamble(7, 3));
+    assert_eq!(all(&file).0, []);
+}
+
+#[test]
+fn a_sample_that_lies_about_its_length_is_refused() {
+    let plain = postcard::to_stdvec(&sample(1)).unwrap();
+    let of = |len: u32, block: &[u8]| {
+        let payload = [&len.to_le_bytes()[..], block].concat();
+        let header = postcard::to_stdvec(&meta()).unwrap();
+        fuzz(&forged(&[(HEADER, header), (SAMPLE, payload)]))
+    };
+    let block = lz4_flex::block::compress(&plain);
+    let len = plain.len() as u32;
+    assert!(matches!(of(len, &block), Err(Error::Truncated { .. })), "only the End frame is missing");
+    assert!(matches!(of(MAX_SAMPLE + 1, &block), Err(Error::TooLarge { .. })));
+    assert!(matches!(of(len - 1, &block), Err(Error::Malformed { .. })));
+    assert!(matches!(of(len, &block[..block.len() - 1]), Err(Error::Malformed { .. })));
+    assert!(matches!(of(len, &[]), Err(Error::Malformed { .. })));
+    // A dictionary that is not there.
+    let with = lz4_flex::block::compress_with_dict(&plain, &plain);
+    assert!(matches!(of(len, &with), Err(Error::Malformed { .. })));
+    // As many zeros as fit.
+    let zeros = lz4_flex::block::compress(&vec![0; MAX_SAMPLE as usize]);
+    assert!(matches!(of(MAX_SAMPLE, &zeros), Err(Error::Malformed { .. })));
+    let long = Sample {
+        threads: [(1, HostThread { pid: 1, started: 1, name: "x".repeat(257), unit: None, ran: 1, cpu: 1 })]
+            .into(),
+        ..Sample::default()
+    };
+    let mut w = Writer::new(Vec::new(), &meta()).unwrap();
+    assert!(matches!(w.sample(&long), Err(Error::Malformed { .. })));
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -2,13 +2,14 @@
 
 use super::{
     CHANGE, DEVICE_INTERRUPTS, END, EVENTS, Error, GIVEN, HEADER, MAGIC, MATCHED, MAX_EVENTS, MAX_FRAME,
-    MAX_HEADER, NIC_LOSSES, OF_STREAM, SO_FAR, STARTS, STATES, VERSION, WAITS, check, checksum, preamble,
-    reader_of,
+    MAX_HEADER, MAX_SAMPLE, NIC_LOSSES, OBSERVED, OF_STREAM, SAMPLE, SO_FAR, STARTS, STATES, VERSION, WAITS,
+    check, checksum, preamble, reader_of,
 };
 use crate::event::{Event, EventKind};
 use crate::guest;
 use crate::report::{Counters, Meta};
 use crate::stream::{Change, Changed, StreamId};
+use crate::usage::{ObservedVms, Sample};
 use serde::Serialize;
 use std::io::Write;
 
@@ -24,6 +25,8 @@ pub struct Writer<W: Write> {
     kind: u8,
     buf: Vec<u8>,
     count: u32,
+    /// The last sample, encoded.
+    sample: Vec<u8>,
 }
 
 impl<W: Write> Writer<W> {
@@ -33,7 +36,8 @@ impl<W: Write> Writer<W> {
     /// [`Error::Io`]; [`Error::Malformed`] or [`Error::TooLarge`] if a reader would refuse `meta`.
     pub fn new(out: W, meta: &Meta) -> Result<Self, Error> {
         let buf = Vec::with_capacity(FLUSH + 4096);
-        let mut w = Writer { out, at: 0, stream: StreamId::HOST, kind: EVENTS, buf, count: 0 };
+        let mut w =
+            Writer { out, at: 0, stream: StreamId::HOST, kind: EVENTS, buf, count: 0, sample: Vec::new() };
         check::meta(meta).map_err(|what| Error::Malformed { at: 0, what })?;
         w.put(MAGIC)?;
         w.put(&preamble(VERSION, reader_of(meta)))?;
@@ -92,6 +96,35 @@ impl<W: Write> Writer<W> {
         let payload = self.encode(change)?;
         let kind = if matches!(change.what, Changed::Given { .. }) { GIVEN } else { CHANGE };
         self.frame(kind, &payload, MAX_HEADER)
+    }
+
+    /// Adds whose counters the following samples have.
+    ///
+    /// # Errors
+    /// As [`Writer::change`].
+    pub fn observed(&mut self, observed: &ObservedVms) -> Result<(), Error> {
+        check::observed(observed).map_err(|what| Error::Malformed { at: self.at, what })?;
+        self.flush()?;
+        let payload = self.encode(observed)?;
+        self.frame(OBSERVED, &payload, MAX_HEADER)
+    }
+
+    /// Adds counters.
+    ///
+    /// # Errors
+    /// As [`Writer::change`].
+    pub fn sample(&mut self, sample: &Sample) -> Result<(), Error> {
+        check::sample(sample).map_err(|what| Error::Malformed { at: self.at, what })?;
+        self.flush()?;
+        let plain = self.encode(sample)?;
+        let len = u32::try_from(plain.len()).unwrap_or(u32::MAX);
+        if len > MAX_SAMPLE {
+            return Err(Error::TooLarge { at: self.at, len, max: MAX_SAMPLE });
+        }
+        let mut payload = len.to_le_bytes().to_vec();
+        payload.extend(lz4_flex::block::compress_with_dict(&plain, &self.sample));
+        self.sample = plain;
+        self.frame(SAMPLE, &payload, MAX_FRAME)
     }
 
     /// Hands everything to the underlying writer, flushed, with the counters so far: what is in the file until here can be

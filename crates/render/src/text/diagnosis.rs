@@ -4,11 +4,14 @@ use crate::table::{Cell, Table};
 use crate::terminal::{Style, Tone, columns, printable, shorten};
 use crate::text::{WIDTH, wrap};
 use crate::units::{duration, percent};
-use teiji_model::diagnosis::{Diagnosis, Fault, ThreadTime, VmDiagnosis, share};
+use teiji_model::diagnosis::{Bin, Diagnosis, Fault, ThreadTime, Times, VmDiagnosis, share};
 use teiji_model::finding::{Confidence, PolicyLine};
 
 /// The width of labels, columns.
 const LABEL: usize = 12;
+/// The greatest number of columns of what happened over time, and the fewest parts of the time that show it.
+const COLUMNS: usize = 60;
+const FEWEST: usize = 4;
 
 /// The result as text of at most 100 columns.
 pub fn text(diagnosis: &Diagnosis, style: &Style) -> String {
@@ -37,7 +40,8 @@ fn section(vm: &VmDiagnosis, length: u64, style: &Style) -> Vec<String> {
     }
     lines.push(String::new());
     lines.extend(times(&vm.threads, style));
-    let vcpus = vm.threads.iter().filter(|time| time.guest > 0).map(|time| time.length).sum();
+    lines.extend(over_time(&vm.series, style));
+    let vcpus = vm.threads.iter().filter(|time| time.times.guest > 0).map(|time| time.times.length).sum();
     // Less would be shown as 0 %.
     if let Some(polled) = vm.polled.filter(|polled| share(*polled, vcpus) >= 0.005) {
         let text = format!("{} of its vCPUs' time, part of `host`", percent(share(polled, vcpus)));
@@ -91,7 +95,7 @@ fn labelled(label: &str, text: &str, style: &Style) -> Vec<String> {
 
 /// Where the time of each thread went.
 fn times(threads: &[ThreadTime], style: &Style) -> Vec<String> {
-    type Part = (&'static str, fn(&ThreadTime) -> u64);
+    type Part = (&'static str, fn(&Times) -> u64);
     let parts: [Part; 8] = [
         ("guest", |t| t.guest),
         ("host", |t| t.ran.saturating_sub(t.guest)),
@@ -103,17 +107,52 @@ fn times(threads: &[ThreadTime], style: &Style) -> Vec<String> {
         ("sleeps", |t| t.slept),
     ];
     let shown = |part: &&Part| {
-        matches!(part.0, "guest" | "host" | "waits" | "sleeps") || threads.iter().any(|t| part.1(t) > 0)
+        matches!(part.0, "guest" | "host" | "waits" | "sleeps")
+            || threads.iter().any(|t| part.1(&t.times) > 0)
     };
     let shown: Vec<&Part> = parts.iter().filter(shown).collect();
     let mut table = Table::indented(2);
     let head = |part: &&Part| Cell::right(part.0).tone(Tone::Faint);
     table.row([Cell::from("thread").tone(Tone::Faint)].into_iter().chain(shown.iter().map(head)));
     for time in threads {
-        let cell = |part: &&Part| Cell::right(percent(share(part.1(time), time.length)));
+        let cell = |part: &&Part| Cell::right(percent(share(part.1(&time.times), time.times.length)));
         table.row([Cell::from(printable(&time.name))].into_iter().chain(shown.iter().map(cell)));
     }
     table.lines(style)
+}
+
+/// What the vCPUs did over time, as rows of columns; nothing of an observation too short to tell.
+fn over_time(series: &[Bin], style: &Style) -> Vec<String> {
+    if series.len() < FEWEST {
+        return Vec::new();
+    }
+    let bins: Vec<Times> = series
+        .chunks(series.len().div_ceil(COLUMNS))
+        .map(|bins| {
+            let mut sum = Times::default();
+            bins.iter().for_each(|bin| sum.add(&bin.vcpus));
+            sum
+        })
+        .collect();
+    let lost: fn(&Times) -> u64 = |t| t.waited + t.throttled + t.stopped + t.in_vmm + t.disk;
+    let row = |label: &str, part: fn(&Times) -> u64| {
+        let shares: Vec<f64> = bins.iter().map(|bin| share(part(bin), bin.length)).collect();
+        let greatest = shares.iter().copied().fold(0.0, f64::max);
+        // Less would be shown as 0 %.
+        (greatest >= 0.005).then(|| {
+            let drawn: String = shares.iter().map(|share| column(*share, style)).collect();
+            labelled(label, &format!("|{drawn}| up to {}", percent(greatest)), style)
+        })
+    };
+    [row("vCPUs ran", |t| t.ran), row("could not", lost)].into_iter().flatten().flatten().collect()
+}
+
+/// The height of a column: a part of a whole character.
+fn column(share: f64, style: &Style) -> char {
+    const LEVELS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    const ASCII: [char; 9] = [' ', '.', ':', '-', '=', '+', '*', '#', '@'];
+    let levels = if style.unicode { LEVELS } else { ASCII };
+    levels[(share.clamp(0.0, 1.0) * 8.0).ceil() as usize]
 }
 
 #[cfg(test)]
@@ -141,12 +180,12 @@ mod tests {
         };
         let time = ThreadTime {
             name: "vCPU 0".into(),
-            length: 1000,
-            ran: 200,
-            guest: 150,
-            waited: 600,
-            slept: 200,
+            times: Times { length: 1000, ran: 200, guest: 150, waited: 600, slept: 200, ..Times::default() },
             ..ThreadTime::default()
+        };
+        let bin = |ran, waited| Bin {
+            vcpus: Times { length: 250, ran, waited, ..Times::default() },
+            ..Bin::default()
         };
         let vm = VmDiagnosis {
             name: "sip1".into(),
@@ -154,6 +193,7 @@ mod tests {
             headline: "vCPU waits for a CPU: 75 %".into(),
             polled: Some(20),
             threads: vec![time],
+            series: vec![bin(125, 0), bin(25, 200), bin(0, 250), bin(50, 150)],
             faults: vec![fault],
             unseen: vec!["CPU quotas".into()],
         };
@@ -171,6 +211,8 @@ vCPU waits for a CPU: 75 % (medium confidence)
 
   thread  guest  host  waits  sleeps
   vCPU 0   15 %   5 %   60 %    20 %
+  vCPUs ran   |=. :| up to 50 %
+  could not   | #@+| up to 100 %
   polling     2 % of its vCPUs' time, part of `host`
   not seen    CPU quotas
 ";

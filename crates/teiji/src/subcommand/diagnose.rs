@@ -5,40 +5,79 @@ use super::signals;
 use crate::args::{Diagnose, Usage};
 use crate::{output, style};
 use anyhow::Result;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
-use teiji_agent::service::Service;
-use teiji_model::diagnosis::VmDiagnosis;
+use teiji_agent::service::{Service, Timing, UsageRecorder};
+use teiji_model::diagnosis::{Diagnosis, VmDiagnosis};
 use teiji_model::text::duration;
 use teiji_render::json;
 use teiji_render::text::diagnosis::text;
 
 /// Prints what is wrong; with `--watch` again and again. The exit code says whether something is, or whether that cannot be told.
 pub(super) fn run(args: &Diagnose, service: &Service) -> Result<ExitCode> {
+    if let Some(file) = &args.replay {
+        return replay(args, file);
+    }
     if args.length.is_zero() {
         return Err(Usage("--for must be greater than 0".to_owned()).into());
     }
+    if args.every.is_zero() {
+        return Err(Usage("--every must be greater than 0".to_owned()).into());
+    }
     let stop = signals::stop_flag()?;
+    let mut recorder = args.record.as_deref().map(Service::record_usage).transpose()?;
     if !args.watch {
         print_line(&format!("observing for {}", duration(args.length.as_nanos() as f64)));
     }
+    let timing = Timing { length: args.length, every: args.every };
     let mut well = true;
     loop {
-        let (diagnosis, notes) = service.diagnose(&args.vms, args.length, &stop)?;
+        let (diagnosis, notes) = service.diagnose(&args.vms, timing, &stop, recorder.as_mut())?;
         let stopped = stop.load(Ordering::Relaxed);
         // One that was cut short says little.
         if !args.watch || !stopped {
             notes.iter().for_each(|note| print_line(note));
-            let json = json::Diagnosis::new(&diagnosis);
-            match (args.print.json, args.watch) {
-                (true, true) => output::stdout(&(serde_json::to_string(&json)? + "\n"))?,
-                (true, false) => output::json(&json)?,
-                (false, _) => output::stdout(&text(&diagnosis, &style::stdout()))?,
-            }
-            well = !diagnosis.vms.is_empty() && diagnosis.vms.iter().all(VmDiagnosis::is_well);
+            print(args, args.watch, &diagnosis)?;
+            well = is_well(&diagnosis);
         }
         if !args.watch || stopped {
-            return Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+            recorder.map_or(Ok(()), UsageRecorder::finish)?;
+            return Ok(exit_code(well));
         }
     }
+}
+
+/// Prints what was wrong in each observation of a recording.
+fn replay(args: &Diagnose, file: &Path) -> Result<ExitCode> {
+    let (mut well, mut printed) = (true, Ok(()));
+    let complete = Service::replay_diagnosis(file, &args.vms, args.unfinished, &mut |diagnosis| {
+        well &= is_well(diagnosis);
+        if printed.is_ok() {
+            printed = print(args, true, diagnosis);
+        }
+    })?;
+    printed?;
+    if !complete {
+        print_line(&format!("{} is not complete: this is what there is", file.display()));
+    }
+    Ok(exit_code(well))
+}
+
+/// `several`: one of them, so that as JSON each is a line.
+fn print(args: &Diagnose, several: bool, diagnosis: &Diagnosis) -> Result<()> {
+    let json = json::Diagnosis::new(diagnosis);
+    match (args.print.json, several) {
+        (true, true) => output::stdout(&(serde_json::to_string(&json)? + "\n")),
+        (true, false) => output::json(&json),
+        (false, _) => output::stdout(&text(diagnosis, &style::stdout())),
+    }
+}
+
+fn is_well(diagnosis: &Diagnosis) -> bool {
+    !diagnosis.vms.is_empty() && diagnosis.vms.iter().all(VmDiagnosis::is_well)
+}
+
+fn exit_code(well: bool) -> ExitCode {
+    if well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
