@@ -182,14 +182,15 @@ impl Analyzer {
         }
     }
 
-    /// Adds an event or a change, as [`Analyzer::push`] and [`Analyzer::change`] do.
-    pub fn take(&mut self, item: Item, joined: &mut dyn FnMut(&Joined)) {
+    /// Adds an event or a change, as [`Analyzer::push`] and [`Analyzer::change`] do. Returns whether it is used.
+    pub fn take(&mut self, item: Item, joined: &mut dyn FnMut(&Joined)) -> bool {
         match item {
-            Item::Event(event) => {
-                self.push(event, joined);
+            Item::Event(event) => self.push(event, joined),
+            Item::Change(change) => {
+                self.change(change);
+                true
             }
-            Item::Change(change) => self.change(change),
-            Item::Observed(_) | Item::Sample(_) => {}
+            Item::Observed(_) | Item::Sample(_) => false,
         }
     }
 

@@ -259,13 +259,7 @@ fn an_event_that_is_refused_makes_a_difference_only_by_the_loss_that_is_told() {
         let (mut live, mut replay) = (new(), new());
         let mut refused = 0;
         for (_, item) in history {
-            let used = match &item {
-                Item::Event(event) => live.push(*event, &mut |_| ()),
-                Item::Change(change) => {
-                    live.change(change.clone());
-                    true
-                }
-            };
+            let used = live.take(item.clone(), &mut |_| ());
             refused += u32::from(!used);
             if used {
                 replay.take(item, &mut |_| ());

@@ -234,7 +234,9 @@ fn exits_before_a_packet_came_are_not_its() {
     let mut requests = Vec::new();
     let items =
         [Item::Change(Change { ts: T, what: clock })].into_iter().chain(h.0.into_iter().map(Item::Event));
-    items.for_each(|item| analyzer.take(item, &mut |joined| requests.push(joined.request.clone())));
+    for item in items {
+        analyzer.take(item, &mut |joined| requests.push(joined.request.clone()));
+    }
     analyzer.finish(Counters { ended: T + EVERY, ..Counters::default() }, &mut |joined| {
         requests.push(joined.request.clone())
     });

@@ -114,7 +114,9 @@ fn run(items: Vec<Item>) -> (Vec<PassthroughRequest>, Report) {
     let mut analyzer =
         Analyzer::new(&meta(Matching::Echo), Options { passthrough: true, ..Options::default() });
     let ended = items.iter().filter_map(Item::event).map(|e| e.ts).max().unwrap() + 10_000_000_000;
-    items.into_iter().for_each(|item| analyzer.take(item, &mut |_| {}));
+    for item in items {
+        analyzer.take(item, &mut |_| {});
+    }
     let counters = Counters { ended, ..Counters::default() };
     analyzer.end(&counters, &mut |_| {});
     let all = analyzer.passthrough();

@@ -95,17 +95,6 @@ fn counters(items: &[Item]) -> Counters {
     Counters { ended, events, ..Counters::default() }
 }
 
-/// A trace: an item that the analysis does not use is not recorded. Returns whether it is.
-fn take(analyzer: &mut Analyzer, item: &Item, complete: &mut u64) -> bool {
-    match item {
-        Item::Event(event) => analyzer.push(*event, &mut |_| *complete += 1),
-        Item::Change(change) => {
-            analyzer.change(change.clone());
-            true
-        }
-    }
-}
-
 fn analyzer(meta: &teiji_model::report::Meta) -> Analyzer {
     Analyzer::new(meta, Options { seed: 1, ..Options::default() })
 }
@@ -119,6 +108,7 @@ fn replayed(items: &[Item]) -> Report {
         match item {
             Item::Event(event) => writer.push(*event).unwrap(),
             Item::Change(change) => writer.change(change).unwrap(),
+            Item::Observed(_) | Item::Sample(_) => unreachable!("a trace has none"),
         }
     }
     writer.sync(&counters(items)).unwrap();
@@ -149,8 +139,8 @@ proptest! {
                 let snapshot = live.snapshot(counters(&recorded));
                 prop_assert_eq!(&snapshot, &replayed(&recorded), "cut at {}", n);
             }
-            let used = take(&mut live, item, &mut complete[0]);
-            prop_assert_eq!(used, take(&mut undisturbed, item, &mut complete[1]));
+            let used = live.take(item.clone(), &mut |_| complete[0] += 1);
+            prop_assert_eq!(used, undisturbed.take(item.clone(), &mut |_| complete[1] += 1));
             if used {
                 recorded.push(item.clone());
             }
@@ -171,7 +161,7 @@ fn the_history_has_guests_changes_and_refused_reports() {
     let kinds = [7, 5, 8, 8, 10, 9, 9, 9, 6, 3, 4, 11].map(|kind| (500_000_000, kind));
     let items = history(&[&kinds[..], &[(500_000_000, 9); 20]].concat());
     let mut live = analyzer(&meta(Matching::Echo));
-    let refused = items.iter().filter(|item| !take(&mut live, item, &mut 0)).count();
+    let refused = items.iter().filter(|item| !live.take((*item).clone(), &mut |_| ())).count();
     let report = live.finish(counters(&items), &mut |_| ());
     assert!(refused > 0, "no report came too late");
     assert!(report.vms[0].inside.as_ref().is_some_and(|inside| inside.divided >= 2), "{:?}", report.vms[0]);
@@ -191,7 +181,7 @@ fn a_snapshot_shows_what_is_complete_so_far() {
         if n % (items.len() / 4) == 0 {
             seen.push(live.snapshot(counters(&items[..n])).vms[0].requests.complete);
         }
-        take(&mut live, item, &mut 0);
+        live.take(item.clone(), &mut |_| ());
     }
     assert_eq!(seen, [0, 25, 50, 75]);
 }

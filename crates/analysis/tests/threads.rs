@@ -326,7 +326,9 @@ fn a_missing_start_makes_a_requests_starts_unknown() {
     let mut analyzer = Analyzer::new(&meta(Matching::Echo), Options { seed: 1, ..Options::default() });
     let without = history([false; 3]);
     let is_start = |item: &Item| matches!(item.event().map(|e| e.kind), Some(EventKind::Start(_)));
-    without.into_iter().filter(|item| !is_start(item)).for_each(|item| analyzer.take(item, &mut |_| {}));
+    for item in without.into_iter().filter(|item| !is_start(item)) {
+        analyzer.take(item, &mut |_| {});
+    }
     let report = analyzer.finish(counters(), &mut |_| {});
     assert_eq!(report.vms[0].inside.as_ref().unwrap().divided, REQUESTS);
     assert!(report.vms[0].threads.is_none());

@@ -2,7 +2,8 @@
 //!
 //! A look at a host with a thousand taps reads thousands of files, and nearly all of its time is that of the system calls. So a
 //! file costs four of them ([`Root::text`]: open, read, the read that finds the end, close), and what lies together is read
-//! relative to its directory ([`Dir`]), whose path the kernel then walks once.
+//! relative to its directory ([`Dir`]), whose path the kernel then walks once. What is read every second stays open ([`Kept`]), and
+//! costs one.
 
 use rustix::buffer::spare_capacity;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, SeekFrom, openat, readlinkat, seek, statat};
@@ -83,6 +84,12 @@ impl Root {
         Some(Dir { dir, reads: Arc::clone(&self.reads) })
     }
 
+    /// A file, opened, to be read again and again; `None` if it cannot be.
+    pub(crate) fn keep(&self, path: &str) -> Option<Kept> {
+        let file = open(CWD, &self.path(path), OFlags::empty()).ok()?;
+        Some(Kept { file, reads: Arc::clone(&self.reads) })
+    }
+
     /// The number in a file that has nothing else; hexadecimal with `0x`.
     pub(crate) fn number(&self, path: &str) -> Option<u64> {
         let text = self.text(path)?;
@@ -111,6 +118,22 @@ impl Root {
     /// Names in a directory that are numbers, ascending; empty if it cannot be read.
     pub(crate) fn numbers(&self, path: &str) -> Vec<u32> {
         numbers(&self.names(path))
+    }
+}
+
+/// A file of `/proc` or `/sys` that is open. The kernel makes its content anew for each read from its beginning. That of a thread
+/// that has ended cannot be read, also if another one has its id now.
+pub(crate) struct Kept {
+    file: OwnedFd,
+    reads: Arc<AtomicU64>,
+}
+
+impl Kept {
+    /// Its content, which is less than a page; `None` if it cannot be read.
+    pub(crate) fn bytes<'b>(&self, buffer: &'b mut [u8; USUAL]) -> Option<&'b [u8]> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        let length = rustix::io::retry_on_intr(|| rustix::io::pread(&self.file, &mut buffer[..], 0)).ok()?;
+        buffer.get(..length)
     }
 }
 
@@ -172,8 +195,8 @@ fn into_text(bytes: Vec<u8>) -> String {
     String::from_utf8(bytes).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned())
 }
 
-/// Most files of `/proc` and `/sys` have less than this.
-const USUAL: usize = 4096;
+/// Most files of `/proc` and `/sys` have less than this, bytes.
+pub(crate) const USUAL: usize = 4096;
 
 fn open(at: impl AsFd, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
     openat(at, path, flags | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())

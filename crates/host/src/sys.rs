@@ -1,4 +1,4 @@
-//! System calls that nix lacks or limits to 1024 CPUs: affinity and scheduling of a thread, by its id.
+//! System calls that nix lacks or limits to 1024 CPUs: affinity and scheduling of a thread, by its id; open files.
 //!
 //! The only module of the crate with `unsafe`. It makes no decisions. An id that is no thread returns `ESRCH`; so does
 //! 0, which the kernel would take for the calling thread.
@@ -78,6 +78,18 @@ pub(crate) fn empty_attr() -> libc::sched_attr {
 
 fn id(thread: u32) -> Result<libc::pid_t, Errno> {
     libc::pid_t::try_from(thread).ok().filter(|id| *id > 0).ok_or(Errno::ESRCH)
+}
+
+/// Lets this process have as many open files as it may (`RLIMIT_NOFILE`, getrlimit(2)); returns how many that are.
+pub(crate) fn allow_open_files() -> Result<u64, Errno> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes one `rlimit`, which is aligned and outlives the call.
+    Errno::result(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;
+    let before = limit.rlim_cur;
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: the kernel only reads one `rlimit`, which outlives the call.
+    let set = Errno::result(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) });
+    Ok(if set.is_ok() { limit.rlim_max } else { before })
 }
 
 /// The time stamp counter, in the order of the program.

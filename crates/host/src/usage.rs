@@ -1,12 +1,30 @@
 //! The kernel's own counters of VMs, at an instant, without any probe: `schedstat` and `stat` of threads, KVM's statistics in debugfs,
 //! control groups, taps, qdiscs, `/proc/stat`.
+//!
+//! # Cost
+//! A look is mostly system calls. Files that each look reads stay open, so that one costs one call; what can hardly have changed is
+//! read only where it matters:
+//!
+//! | what | read |
+//! | --- | --- |
+//! | `schedstat` and `stat` of a VM's threads, packets of its taps | by each look |
+//! | the system call of a vCPU thread | if it has not begun to run since the look before |
+//! | whether a group is frozen | if no vCPU thread has begun to run since the look before |
+//! | what a group's quota took | if it has a quota |
+//! | what KVM polled, qdiscs, what any group's quota took | at the ends of an observation |
+//! | which groups, quotas and taps there are | at its ends, every 15 s |
+//! | other threads of the host | if somebody wants to know: it takes longer than all else |
+//!
+//! So what stops a VM is noticed one look later than it could be.
 
 use crate::cgroup::{Hierarchy, group_in, parent};
-use crate::root::{Dir, Root};
+use crate::root::{Kept, Root, USUAL};
 use crate::rtnl::Rtnl;
+use crate::sys;
 use crate::task::Stat;
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{SysconfVar, sysconf};
+use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};
 use teiji_model::host::Vm;
 use teiji_model::usage::{
@@ -20,46 +38,304 @@ const KVM_RUN: &str = "0xae80";
 const MAX_THREADS: usize = 1 << 16;
 /// Qdiscs that delay packets whatever the load.
 const DELAYING: [&str; 1] = ["netem"];
+/// Open files that are left for everything else; and how many stay open if the limit is not known.
+const OTHER_FILES: u64 = 512;
+const FILES: u64 = 1024;
+/// How long it is believed which groups, quotas and taps there are, ns.
+const BELIEVED: u64 = 15 * BILLION;
+/// KVM's statistics (`kvm_create_vm_debugfs`, virt/kvm/kvm_main.c): a directory for each VM, `PID-DESCRIPTOR`.
+const KVM: &str = "sys/kernel/debug/kvm";
+const POLLED: [&str; 2] = ["halt_poll_success_ns", "halt_poll_fail_ns"];
 
-impl Root {
-    /// The counters of these VMs now; VMs and threads that have ended are left out. `thorough`: also what each thread of the host has
-    /// run, which takes a few system calls for each, and qdiscs.
-    pub fn usage(&self, vms: &[Vm], thorough: bool) -> Sample {
-        let hierarchy = Hierarchy::find(self).ok();
-        let delaying = if thorough { self.delaying(vms) } else { BTreeMap::new() };
-        let usage = |vm: &Vm| Some((vm.pid, self.usage_of(vm, hierarchy.as_ref(), &delaying)?));
-        Sample {
-            at: now(),
-            vms: vms.iter().filter_map(usage).collect(),
-            cpus: self.text("proc/stat").map(|text| cpus(&text)).unwrap_or_default(),
-            threads: if thorough { self.host_threads() } else { BTreeMap::new() },
+/// What a look is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// In the middle of an observation.
+    Within,
+    /// An observation begins or ends.
+    End,
+}
+
+/// Looks at the counters of VMs again and again.
+pub struct UsageReader {
+    root: Root,
+    /// By process id.
+    vms: BTreeMap<u32, OfVm>,
+    /// How many files may stay open.
+    files: usize,
+    buffer: Box<[u8; USUAL]>,
+}
+
+/// What stays open, or is known from an earlier look.
+#[derive(Default)]
+struct OfVm {
+    /// By thread id.
+    threads: BTreeMap<u32, OfThread>,
+    groups: Vec<(GroupUsage, Option<Kept>)>,
+    taps: BTreeMap<String, [Option<Kept>; 2]>,
+    quotas_seen: bool,
+    /// The directory of KVM's statistics, and of these what KVM polled.
+    kvm: Option<String>,
+    polled: [Option<Kept>; 2],
+    /// When these were looked up, ns.
+    learnt: u64,
+}
+
+#[derive(Default)]
+struct OfThread {
+    schedstat: Option<Kept>,
+    stat: Option<Kept>,
+    syscall: Option<Kept>,
+    group: String,
+    /// How often it had begun to run at the last look.
+    starts: Option<u64>,
+}
+
+impl OfVm {
+    fn open_files(&self) -> usize {
+        let of = |kept: &Option<Kept>| usize::from(kept.is_some());
+        let of_thread = |thread: &OfThread| of(&thread.schedstat) + of(&thread.stat) + of(&thread.syscall);
+        self.threads.values().map(of_thread).sum::<usize>()
+            + self.groups.iter().map(|(_, kept)| of(kept)).sum::<usize>()
+            + self.taps.values().flatten().chain(&self.polled).map(of).sum::<usize>()
+    }
+}
+
+/// Reads a file that stays open in `slot`, if it may.
+struct Files<'a> {
+    root: &'a Root,
+    /// How many more may stay open.
+    left: usize,
+    buffer: &'a mut [u8; USUAL],
+}
+
+impl Files<'_> {
+    /// The content of `path`, which is always that of the same file; `None` if it cannot be read.
+    fn text(&mut self, slot: &mut Option<Kept>, path: impl FnOnce() -> String) -> Option<&str> {
+        let kept = match slot.take() {
+            Some(kept) => kept,
+            None => {
+                let kept = self.root.keep(&path())?;
+                self.left = self.left.saturating_sub(1);
+                kept
+            }
+        };
+        let text = str::from_utf8(kept.bytes(self.buffer)?).ok()?;
+        if self.left > 0 {
+            *slot = Some(kept);
+        }
+        Some(text)
+    }
+}
+
+impl UsageReader {
+    /// Lets this process have as many open files as it may.
+    pub fn new(root: &Root) -> Self {
+        let files = sys::allow_open_files().map_or(FILES, |all| all.saturating_sub(OTHER_FILES));
+        UsageReader {
+            root: root.clone(),
+            vms: BTreeMap::new(),
+            files: usize::try_from(files).unwrap_or(usize::MAX),
+            buffer: Box::new([0; USUAL]),
         }
     }
 
-    fn usage_of(
-        &self,
-        vm: &Vm,
-        hierarchy: Option<&Hierarchy<'_>>,
-        delaying: &BTreeMap<String, String>,
-    ) -> Option<VmUsage> {
-        let tasks = self.dir(&format!("proc/{}/task", vm.pid))?;
-        let vcpus = vm.vcpus.iter().map(|vcpu| (vcpu.tid, Role::Vcpu(vcpu.index)));
-        let workers = vm.workers.iter().map(|worker| (worker.tid, Role::Worker));
-        let (at, mut threads) = (now(), BTreeMap::new());
-        for (tid, role) in vcpus.chain(workers) {
-            // A worker that is a kernel thread is no thread of the VMM.
-            let own = self.dir(&format!("proc/{tid}/task"));
-            let usage = thread(&tasks, tid, role).or_else(|| thread(own.as_ref()?, tid, role));
-            if let Some(usage) = usage {
-                threads.insert(tid, usage);
+    /// The counters of these VMs now; VMs and threads that have ended are left out. A VM that was not looked at before is looked at as
+    /// at the end of an observation.
+    pub fn look(&mut self, vms: &[Vm], look: Look) -> Sample {
+        let root = self.root.clone();
+        let hierarchy = Hierarchy::find(&root).ok();
+        let ends = look == Look::End;
+        let delaying = if ends { root.delaying(vms) } else { BTreeMap::new() };
+        self.vms.retain(|pid, _| vms.iter().any(|vm| vm.pid == *pid));
+        let open: usize = self.vms.values().map(OfVm::open_files).sum();
+        let mut files =
+            Files { root: &root, left: self.files.saturating_sub(open), buffer: &mut self.buffer };
+        let at = now();
+        let mut found = BTreeMap::new();
+        let kvm = LazyCell::new(|| root.names(KVM));
+        for vm in vms {
+            let fresh = !self.vms.contains_key(&vm.pid);
+            let of = self.vms.entry(vm.pid).or_default();
+            if fresh || ends && at.saturating_sub(of.learnt) >= BELIEVED {
+                root.learn(of, vm, hierarchy.as_ref(), &kvm);
+                of.learnt = at;
+            }
+            let usage = usage(of, vm, ends || fresh, &mut files, hierarchy.as_ref());
+            if usage.threads.is_empty() && !root.exists(&format!("proc/{}", vm.pid)) {
+                continue;
+            }
+            let delaying = if ends { root.delays(vm, &delaying) } else { Vec::new() };
+            found.insert(vm.pid, VmUsage { delaying, ..usage });
+        }
+        Sample {
+            at,
+            ends,
+            vms: found,
+            cpus: root.text("proc/stat").map(|text| cpus(&text)).unwrap_or_default(),
+            threads: BTreeMap::new(),
+        }
+    }
+
+    /// What each thread of the host has run: [`Sample::threads`].
+    pub fn threads(&self) -> BTreeMap<u32, HostThread> {
+        self.root.host_threads()
+    }
+}
+
+/// What a VM has used. `all`: also what can hardly have changed since the look before.
+fn usage(
+    of: &mut OfVm,
+    vm: &Vm,
+    all: bool,
+    files: &mut Files<'_>,
+    hierarchy: Option<&Hierarchy<'_>>,
+) -> VmUsage {
+    let vcpus = vm.vcpus.iter().map(|vcpu| (vcpu.tid, Role::Vcpu(vcpu.index), false));
+    let workers = vm.workers.iter().map(|worker| (worker.tid, Role::Worker, worker.kernel_thread));
+    let (at, mut threads, mut major_faults, mut stood) = (now(), BTreeMap::new(), 0u64, true);
+    for (tid, role, of_kernel) in vcpus.chain(workers) {
+        let known = of.threads.entry(tid).or_default();
+        let before = known.starts;
+        // A worker that is a kernel thread is no thread of the VMM.
+        let pid = if of_kernel { tid } else { vm.pid };
+        let Some((thread, faults)) = thread(known, pid, tid, role, all, files) else {
+            of.threads.remove(&tid);
+            continue;
+        };
+        stood &= role == Role::Worker || before == Some(thread.starts);
+        major_faults = major_faults.saturating_add(faults);
+        threads.insert(tid, thread);
+    }
+    for (group, kept) in &mut of.groups {
+        let Some(hierarchy) = hierarchy else { break };
+        if all || group.quota.is_some() {
+            let text = files.text(kept, || hierarchy.path(&group.path, "cpu.stat"));
+            group.throttled = text.map_or(0, |text| value(text, "throttled_usec")).saturating_mul(1000);
+        }
+        group.frozen = (all || stood)
+            && files
+                .root
+                .text(&hierarchy.path(&group.path, "cgroup.events"))
+                .is_some_and(|text| value(&text, "frozen") == 1);
+    }
+    let mut taps = BTreeMap::new();
+    for (tap, [taken, dropped]) in &mut of.taps {
+        let mut number = |slot, what: &str| {
+            let text = files.text(slot, || format!("sys/class/net/{tap}/statistics/{what}"))?;
+            text.trim().parse().ok()
+        };
+        if let (Some(taken), Some(dropped)) = (number(taken, "tx_packets"), number(dropped, "tx_dropped")) {
+            taps.insert(tap.clone(), TapUsage { taken, dropped });
+        }
+    }
+    let polled = of.kvm.as_ref().filter(|_| all).and_then(|dir| {
+        let mut sum = 0u64;
+        for (slot, file) in of.polled.iter_mut().zip(POLLED) {
+            let text = files.text(slot, || format!("{KVM}/{dir}/{file}"))?;
+            sum = sum.saturating_add(text.trim().parse().ok()?);
+        }
+        Some(sum)
+    });
+    VmUsage {
+        at,
+        quotas_seen: of.quotas_seen,
+        threads,
+        groups: of.groups.iter().map(|(group, _)| group.clone()).collect(),
+        polled,
+        major_faults,
+        taps,
+        ..VmUsage::default()
+    }
+}
+
+/// A thread of the process `pid`, and its page faults that had to read from a device; `None` if it has ended.
+fn thread(
+    known: &mut OfThread,
+    pid: u32,
+    tid: u32,
+    role: Role,
+    all: bool,
+    files: &mut Files<'_>,
+) -> Option<(ThreadUsage, u64)> {
+    let path = |file: &str| format!("proc/{pid}/task/{tid}/{file}");
+    // First: where the kernel accounts for time without ticks (nohz_full), it brings the counters up to date for this file.
+    let stat = StatOfThread::of(files.text(&mut known.stat, || path("stat"))?)?;
+    let (ran, waited, starts) = schedstat(files.text(&mut known.schedstat, || path("schedstat"))?)?;
+    let stands = known.starts == Some(starts);
+    let mut in_vmm = || {
+        let is_vcpu = matches!(role, Role::Vcpu(_)) && (all || stands);
+        is_vcpu && files.text(&mut known.syscall, || path("syscall")).is_some_and(in_vmm)
+    };
+    let state = match stat.state {
+        'R' => RunState::Runnable,
+        'T' | 't' => RunState::Stopped,
+        'D' => RunState::Disk,
+        _ if in_vmm() => RunState::InVmm,
+        _ => RunState::Asleep,
+    };
+    known.starts = Some(starts);
+    let usage = ThreadUsage {
+        role,
+        started: stat.started,
+        ran,
+        guest: stat.guest.saturating_mul(tick()),
+        waited,
+        starts,
+        state,
+        cpu: stat.cpu,
+        group: known.group.clone(),
+    };
+    Some((usage, stat.major_faults))
+}
+
+impl Root {
+    /// What is believed of a VM for a while: the groups of its threads, its taps, where its statistics are. The groups that limit
+    /// it are those and all above them; a VM of libvirt's is in several, one for each thread.
+    fn learn(&self, of: &mut OfVm, vm: &Vm, hierarchy: Option<&Hierarchy<'_>>, kvm: &[String]) {
+        of.quotas_seen = hierarchy.is_some_and(Hierarchy::has_cpu);
+        let own = format!("{}-", vm.pid);
+        let dir = kvm.iter().find(|name| name.starts_with(&own));
+        if of.kvm.as_ref() != dir {
+            (of.kvm, of.polled) = (dir.cloned(), Default::default());
+        }
+        let workers = vm.workers.iter().map(|worker| (worker.tid, worker.kernel_thread));
+        let threads: Vec<(u32, bool)> =
+            vm.vcpus.iter().map(|vcpu| (vcpu.tid, false)).chain(workers).collect();
+        of.threads.retain(|tid, _| threads.iter().any(|(other, _)| other == tid));
+        for (tid, of_kernel) in threads {
+            let pid = if of_kernel { tid } else { vm.pid };
+            let group = self.text(&format!("proc/{pid}/task/{tid}/cgroup"));
+            of.threads.entry(tid).or_default().group =
+                group.as_deref().and_then(group_in).unwrap_or_default();
+        }
+        let mut groups = BTreeSet::new();
+        for group in hierarchy.map(|hierarchy| hierarchy.of_threads(vm.pid)).unwrap_or_default() {
+            let mut at = Some(group.as_str());
+            while let Some(path) = at.filter(|path| *path != "/") {
+                groups.insert(path.to_owned());
+                at = parent(path);
             }
         }
-        let whole = Stat::read(self, vm.pid)?;
-        let names = vm.nics.iter().filter(|nic| nic.ifindex != 0).map(|nic| &nic.tap);
-        let packets = |tap: &String| {
-            let of = |what: &str| self.number(&format!("sys/class/net/{tap}/statistics/{what}"));
-            Some((tap.clone(), TapUsage { taken: of("tx_packets")?, dropped: of("tx_dropped")? }))
-        };
+        let mut before = std::mem::take(&mut of.groups);
+        for path in groups {
+            let kept =
+                before.iter_mut().find(|(group, _)| group.path == path).and_then(|(_, kept)| kept.take());
+            let max = hierarchy.and_then(|hierarchy| self.text(&hierarchy.path(&path, "cpu.max")));
+            let quota = max.as_deref().and_then(quota);
+            of.groups.push((GroupUsage { path, quota, ..GroupUsage::default() }, kept));
+        }
+        let mut before = std::mem::take(&mut of.taps);
+        for nic in vm.nics.iter().filter(|nic| nic.ifindex != 0) {
+            of.taps.insert(nic.tap.clone(), before.remove(&nic.tap).unwrap_or_default());
+        }
+    }
+
+    /// Which of these devices, with a qdisc that delays packets, are on the way of a VM's packets.
+    fn delays(&self, vm: &Vm, delaying: &BTreeMap<String, String>) -> Vec<(String, String)> {
+        if delaying.is_empty() {
+            return Vec::new();
+        }
         let near: BTreeSet<String> = vm
             .nics
             .iter()
@@ -74,51 +350,7 @@ impl Root {
             own.contains(device) || self.exists(&format!("sys/class/net/{device}/device"))
         };
         let delayed = |device: String| delaying.get(&device).map(|kind| (device.clone(), kind.clone()));
-        Some(VmUsage {
-            at,
-            quotas_seen: hierarchy.is_some_and(Hierarchy::has_cpu),
-            threads,
-            groups: hierarchy.map(|hierarchy| self.groups(hierarchy, vm)).unwrap_or_default(),
-            polled: self.polled(vm.pid),
-            major_faults: whole.number(12).unwrap_or(0),
-            taps: names.filter_map(packets).collect(),
-            delaying: near.into_iter().filter_map(delayed).filter(counts).collect(),
-        })
-    }
-
-    /// How long KVM has polled before it let vCPUs of a VM sleep.
-    fn polled(&self, pid: u32) -> Option<u64> {
-        let kvm = "sys/kernel/debug/kvm";
-        let own = format!("{pid}-");
-        let name = self.names(kvm).into_iter().find(|name| name.starts_with(&own))?;
-        let of = |what: &str| self.number(&format!("{kvm}/{name}/{what}"));
-        Some(of("halt_poll_success_ns")?.saturating_add(of("halt_poll_fail_ns")?))
-    }
-
-    /// The groups that limit a VM's threads. Those of libvirt's VMs are in several groups, one for each thread.
-    fn groups(&self, hierarchy: &Hierarchy<'_>, vm: &Vm) -> Vec<GroupUsage> {
-        let mut all = BTreeSet::new();
-        for group in hierarchy.of_threads(vm.pid) {
-            let mut at = Some(group.as_str());
-            while let Some(path) = at {
-                all.insert(path.to_owned());
-                at = parent(path);
-            }
-        }
-        let usage = |path: String| {
-            let text = |file: &str| self.text(&hierarchy.path(&path, file)).unwrap_or_default();
-            let of = |text: &str, key: &str| {
-                let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
-                line.and_then(|number| number.trim().parse::<u64>().ok()).unwrap_or(0)
-            };
-            GroupUsage {
-                throttled: of(&text("cpu.stat"), "throttled_usec").saturating_mul(1000),
-                frozen: of(&text("cgroup.events"), "frozen") == 1,
-                quota: quota(&text("cpu.max")),
-                path,
-            }
-        };
-        all.into_iter().filter(|path| path != "/").map(usage).collect()
+        near.into_iter().filter_map(delayed).filter(counts).collect()
     }
 
     /// Devices with a qdisc that delays packets on purpose, with its kind.
@@ -172,37 +404,48 @@ fn tick() -> u64 {
     BILLION / per_second as u64
 }
 
-fn thread(tasks: &Dir, tid: u32, role: Role) -> Option<ThreadUsage> {
-    // First: where the kernel accounts for time without ticks (nohz_full), it brings the counters up to date for this file.
-    let stat = Stat::of_thread(tasks, tid)?;
-    let (ran, waited, starts) = schedstat(&tasks.text(&format!("{tid}/schedstat"))?)?;
-    let state = match stat.field(3)? {
-        "R" => RunState::Runnable,
-        "T" | "t" => RunState::Stopped,
-        "D" => RunState::Disk,
-        _ if matches!(role, Role::Vcpu(_)) && in_vmm(&tasks.text(&format!("{tid}/syscall"))) => {
-            RunState::InVmm
-        }
-        _ => RunState::Asleep,
-    };
-    Some(ThreadUsage {
-        role,
-        started: stat.number(22)?,
-        ran,
-        guest: stat.number::<u64>(43).unwrap_or(0).saturating_mul(tick()),
-        waited,
-        starts,
-        state,
-        cpu: stat.last_cpu()?,
-        group: tasks.text(&format!("{tid}/cgroup")).as_deref().and_then(group_in).unwrap_or_default(),
-    })
+/// Fields of a thread's `stat` (proc_pid_stat(5)).
+struct StatOfThread {
+    state: char,
+    major_faults: u64,
+    started: u64,
+    cpu: u32,
+    /// Time in guest mode, ticks.
+    guest: u64,
+}
+
+impl StatOfThread {
+    /// In one go, as it is read often.
+    fn of(text: &str) -> Option<Self> {
+        // The name, field 2, may contain anything.
+        let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
+        let state = fields.next()?.chars().next()?;
+        let mut at = 3;
+        let mut field = |number: usize| {
+            let skipped = number - at - 1;
+            at = number;
+            fields.nth(skipped)?.parse::<u64>().ok()
+        };
+        Some(StatOfThread {
+            state,
+            major_faults: field(12)?,
+            started: field(22)?,
+            cpu: u32::try_from(field(39)?).ok()?,
+            guest: field(43)?,
+        })
+    }
+}
+
+/// The number after a key, on a line of its own; 0 if there is none.
+fn value(text: &str, key: &str) -> u64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
+    line.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
 }
 
 /// Whether a vCPU thread sleeps in another system call than `KVM_RUN`: its `syscall` (proc_pid_syscall(5)) has the number of the system
 /// call, then its arguments.
-fn in_vmm(syscall: &Option<String>) -> bool {
-    let Some(text) = syscall else { return false };
-    let mut words = text.split_whitespace();
+fn in_vmm(syscall: &str) -> bool {
+    let mut words = syscall.split_whitespace();
     words.next().is_some_and(|number| number.parse::<i64>().is_ok_and(|number| number >= 0))
         && words.nth(1).is_some_and(|request| request != KVM_RUN)
 }
@@ -252,6 +495,8 @@ fn unit(group: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+    use std::path::Path;
 
     #[test]
     fn counters_of_threads_and_cpus_are_read() {
@@ -265,11 +510,155 @@ mod tests {
 
     #[test]
     fn a_vcpu_that_sleeps_outside_kvm_is_told() {
-        let of = |text: &str| in_vmm(&Some(text.to_owned()));
+        let of = in_vmm;
         assert!(!of("16 0x1c 0xae80 0x0 0x1 0x2 0x3 0x7ffd 0x7f00\n"));
         assert!(of("202 0x55d0 0x80 0x0 0x0 0x0 0x0 0x7ffd 0x7f00\n"));
-        // It runs, or sleeps in no system call; and nothing is known.
-        assert!(!of("running\n") && !of("-1 0x7ffd 0x7f00\n") && !in_vmm(&None));
+        // It runs, or sleeps in no system call.
+        assert!(!of("running\n") && !of("-1 0x7ffd 0x7f00\n"));
+    }
+
+    /// A VM with one vCPU, a worker of the kernel, a tap, and two groups, of which the outer one has a quota.
+    fn vm_in(root: &Path) -> Vm {
+        use teiji_model::host::{DataPlane, Nic, Vcpu, Worker};
+        let file = |path: &str, text: &str| {
+            let path = root.join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        file("proc/self/mountinfo", "30 1 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+        file("proc/stat", "cpu0 1 1 1 1 1 1 1 1 0 0\n");
+        file("sys/fs/cgroup/cgroup.controllers", "cpu memory\n");
+        for (group, max) in [("m", "50000 100000"), ("m/a", "max 100000")] {
+            file(&format!("sys/fs/cgroup/{group}/cpu.max"), max);
+            file(&format!("sys/fs/cgroup/{group}/cpu.stat"), "usage_usec 9\nthrottled_usec 7\n");
+            file(&format!("sys/fs/cgroup/{group}/cgroup.events"), "populated 1\nfrozen 1\n");
+        }
+        for task in ["5/task/5", "5/task/6", "7/task/7"] {
+            file(&format!("proc/{task}/cgroup"), "0::/m/a\n");
+            file(&format!("proc/{task}/syscall"), "202 0x55d0 0x80 0x0 0x0 0x0 0x0 0x7ffd 0x7f00\n");
+        }
+        file("sys/kernel/debug/kvm/5-12/halt_poll_success_ns", "3\n");
+        file("sys/kernel/debug/kvm/5-12/halt_poll_fail_ns", "4\n");
+        file("sys/class/net/tap0/statistics/tx_packets", "100\n");
+        file("sys/class/net/tap0/statistics/tx_dropped", "1\n");
+        ran(root, 1, 1);
+        let (cpus, last_cpu) = (String::from("0"), 0);
+        Vm {
+            pid: 5,
+            vcpus: vec![Vcpu { index: 0, kvm_id: None, tid: 6, cpus: cpus.clone(), last_cpu }],
+            workers: vec![Worker { tid: 7, comm: "vhost-5".into(), kernel_thread: true, cpus, last_cpu }],
+            nics: vec![Nic {
+                tap: "tap0".into(),
+                ifindex: 3,
+                mac: None,
+                bridge: None,
+                data_plane: DataPlane::VhostNet,
+                queues: 1,
+            }],
+            ..Vm::default()
+        }
+    }
+
+    /// Its threads have run so long, ns, and begun to so often.
+    fn ran(root: &Path, ran: u64, starts: u64) {
+        for task in ["5/task/6", "7/task/7"] {
+            let field = |n: usize| match n {
+                12 => 20,
+                22 => 500,
+                39 => 2,
+                43 => 1,
+                _ => 0,
+            };
+            let fields: Vec<String> = (4..=52).map(|n| field(n).to_string()).collect();
+            let stat = format!("6 (CPU) 0/KVM) S {}\n", fields.join(" "));
+            fs::write(root.join(format!("proc/{task}/stat")), stat).unwrap();
+            fs::write(root.join(format!("proc/{task}/schedstat")), format!("{ran} 5 {starts}\n")).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_look_reads_what_may_have_changed() {
+        let dir = tempfile::tempdir().unwrap();
+        let vm = [vm_in(dir.path())];
+        let root = Root::new(dir.path());
+        let mut reader = UsageReader::new(&root);
+        let mut look = |look| {
+            let before = root.reads();
+            let sample = reader.look(&vm, look);
+            (sample.vms[&5].clone(), sample.ends, root.reads() - before)
+        };
+        let frozen = |vm: &VmUsage| vm.groups.iter().map(|group| group.frozen).collect::<Vec<_>>();
+        let (usage, ends, _) = look(Look::End);
+        assert!(ends && usage.quotas_seen);
+        let [vcpu, worker] = [6, 7].map(|tid| usage.threads[&tid].clone());
+        assert_eq!((vcpu.role, vcpu.state, vcpu.started), (Role::Vcpu(0), RunState::InVmm, 500));
+        assert_eq!((vcpu.ran, vcpu.waited, vcpu.starts, vcpu.cpu), (1, 5, 1, 2));
+        assert_eq!((vcpu.guest, vcpu.group.as_str()), (tick(), "/m/a"));
+        assert_eq!((worker.role, worker.state), (Role::Worker, RunState::Asleep));
+        assert_eq!((usage.major_faults, usage.polled), (40, Some(7)));
+        assert_eq!(usage.taps["tap0"], TapUsage { taken: 100, dropped: 1 });
+        let groups: Vec<_> =
+            usage.groups.iter().map(|g| (g.path.as_str(), g.quota, g.throttled, g.frozen)).collect();
+        assert_eq!(groups, [("/m", Some(50), 7000, true), ("/m/a", None, 7000, true)]);
+
+        // It has run: it is neither in the VMM for long nor frozen.
+        ran(dir.path(), 2, 2);
+        fs::write(dir.path().join("sys/fs/cgroup/m/cpu.stat"), "throttled_usec 8\n").unwrap();
+        fs::write(dir.path().join("sys/class/net/tap0/statistics/tx_packets"), "101\n").unwrap();
+        let (usage, ends, reads) = look(Look::Within);
+        assert_eq!((usage.threads[&6].state, frozen(&usage)), (RunState::Asleep, vec![false; 2]));
+        assert_eq!((ends, usage.threads[&6].ran, usage.polled), (false, 2, None));
+        assert_eq!(usage.groups.iter().map(|group| group.throttled).collect::<Vec<_>>(), [8000, 7000]);
+        assert_eq!(usage.taps["tap0"].taken, 101);
+        // Two files for each of two threads and for the tap, one for the group with a quota; the CPUs, and where the groups are.
+        assert_eq!(reads, 2 * 2 + 2 + 1 + 2);
+        // It stands: both may be the reason.
+        let (usage, _, reads) = look(Look::Within);
+        assert_eq!((usage.threads[&6].state, frozen(&usage)), (RunState::InVmm, vec![true; 2]));
+        assert_eq!(reads, 9 + 1 + 2);
+    }
+
+    #[test]
+    fn without_room_for_open_files_the_counters_are_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let vm = [vm_in(dir.path())];
+        let root = Root::new(dir.path());
+        let mut usual = UsageReader::new(&root);
+        let mut few = UsageReader { files: 0, ..UsageReader::new(&root) };
+        for n in 1..4 {
+            ran(dir.path(), n, n / 2);
+            let [usual, few] = [&mut usual, &mut few].map(|reader| {
+                let mut usage = reader.look(&vm, Look::Within).vms[&5].clone();
+                usage.at = 0;
+                usage
+            });
+            assert_eq!(usual, few);
+        }
+        assert_eq!(few.vms[&5].open_files(), 0);
+        assert!(usual.vms[&5].open_files() > 0);
+    }
+
+    #[test]
+    fn a_thread_that_has_ended_is_left_out_also_if_its_id_is_used_again() {
+        let (tell, told) = std::sync::mpsc::channel();
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            tell.send(nix::unistd::gettid().as_raw() as u32).unwrap();
+            let _ = ended.recv();
+        });
+        let tid = told.recv().unwrap();
+        let vcpu = teiji_model::host::Vcpu { index: 0, kvm_id: None, tid, cpus: "0".into(), last_cpu: 0 };
+        let vm = [Vm { pid: std::process::id(), vcpus: vec![vcpu], ..Vm::default() }];
+        let mut reader = UsageReader::new(&Root::default());
+        let mut threads = || reader.look(&vm, Look::Within).vms[&vm[0].pid].threads.len();
+        assert_eq!((threads(), threads()), (1, 1));
+        drop(end);
+        thread.join().unwrap();
+        // The kernel has released it when its directory is gone.
+        while fs::exists(format!("/proc/self/task/{tid}")).unwrap() {
+            std::thread::yield_now();
+        }
+        assert_eq!(threads(), 0);
     }
 
     #[test]

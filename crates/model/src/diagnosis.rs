@@ -5,7 +5,7 @@ use crate::reason::Blame;
 use serde::Serialize;
 
 /// The result for some VMs.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Diagnosis {
     /// How long they were observed, ns.
     pub length: u64,
@@ -172,6 +172,11 @@ macro_rules! causes {
         impl FaultCause {
             /// All causes.
             pub const ALL: &'static [FaultCause] = &[$(FaultCause::$cause,)*];
+
+            /// Whether threads wait for a CPU that others have.
+            pub const fn is_wait(self) -> bool {
+                matches!(self, FaultCause::VcpuWaitsForCpu | FaultCause::WorkerWaitsForCpu)
+            }
 
             /// The name in JSON.
             pub const fn name(self) -> &'static str {

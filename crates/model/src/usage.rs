@@ -2,9 +2,11 @@
 //! (`analysis::diagnose`). Counters only grow; two [`Sample`]s give what happened in between.
 //!
 //! ```text
-//!  ObservedVms ─ Sample, whole ─ Sample ─ Sample ─ … ─ Sample, whole       one observation
+//!  ObservedVms ─ Sample, ends ─ Sample ─ Sample ─ … ─ Sample, ends ─ Sample ─ … ─ Sample, ends
+//!               └──────────── an observation ────────────────────┘
+//!                                                    └────────── the next one ──────────────┘
 //! ```
-//! A sample is whole if all threads of the host were looked at; an observation begins and ends with such a one.
+//! Other VMs begin with an observation of their own.
 
 use crate::host::Vm;
 use serde::{Deserialize, Serialize};
@@ -15,19 +17,14 @@ use std::collections::BTreeMap;
 pub struct Sample {
     /// `CLOCK_MONOTONIC`.
     pub at: u64,
+    /// Whether an observation ends with it, and the next one, if any, begins.
+    pub ends: bool,
     /// By process id; VMs that have ended are left out.
     pub vms: BTreeMap<u32, VmUsage>,
     /// By number.
     pub cpus: BTreeMap<u32, CpuUsage>,
-    /// The threads of the host, by id; empty if they were not looked at.
+    /// The threads of the host, by id; empty if they were not looked at, as is usual within an observation.
     pub threads: BTreeMap<u32, HostThread>,
-}
-
-impl Sample {
-    /// Whether all threads of the host were looked at: an observation begins or ends with it.
-    pub fn is_whole(&self) -> bool {
-        !self.threads.is_empty()
-    }
 }
 
 /// The VMs that are observed.
@@ -50,14 +47,13 @@ pub struct VmUsage {
     pub groups: Vec<GroupUsage>,
     /// Whether CPU quotas can be seen: the groups of version 2 have the CPU controller.
     pub quotas_seen: bool,
-    /// Time that KVM polled before it let vCPUs sleep, summed over them; `None` if debugfs does not tell.
+    /// Time that KVM polled before it let vCPUs sleep, summed over them; `None` if debugfs does not tell, and within an observation.
     pub polled: Option<u64>,
-    /// Page faults that had to read from a device.
+    /// Page faults of these threads that had to read from a device.
     pub major_faults: u64,
     /// Packets for the guest, by tap.
     pub taps: BTreeMap<String, TapUsage>,
-    /// Qdiscs that delay packets on purpose, on its taps and on the NICs of their bridges: device and kind. Only where all threads
-    /// were looked at.
+    /// Qdiscs that delay packets on purpose, on its taps and on the NICs of their bridges: device and kind. Not within an observation.
     pub delaying: Vec<(String, String)>,
 }
 

@@ -4,6 +4,9 @@
 //!  host::usage ─► Sample, Sample, … ─┬───────────────────────────► analysis::diagnose ─► Diagnosis
 //!                                    └─► UsageRecorder ─► file ─►        the same
 //! ```
+//! An observation that follows another one begins with the last sample of it. What each thread of the host has run, which tells who
+//! has a CPU that others wait for, takes most of the time of a look: so the ends of an observation have that only in the first one,
+//! and after one in which threads waited for a CPU.
 
 use super::{Error, Service};
 use crate::output::{Output, Rights};
@@ -15,6 +18,7 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use teiji_host::{Look, UsageReader};
 use teiji_model::diagnosis::Diagnosis;
 use teiji_model::flow::Watch;
 use teiji_model::recording::{self, Reader};
@@ -37,66 +41,132 @@ pub struct Timing {
     pub every: Duration,
 }
 
-impl Service {
-    /// What is wrong with the VMs of these names, or all VMs without any name, for `timing.length`, or until `stop` is set; and notes
-    /// about other VMs of the same names, printable. Attaches no probe, and changes nothing. What was read goes into the recording
-    /// as well, if there is one.
+/// How old the list of VMs may be when an observation begins that follows another one.
+const VMS_FRESH: Duration = Duration::from_secs(20);
+
+/// Observes VMs, once or again and again. Attaches no probe, and changes nothing.
+pub struct Observer<'s> {
+    service: &'s Service,
+    /// Their names; all VMs without any.
+    names: Vec<String>,
+    timing: Timing,
+    reader: UsageReader,
+    recorder: Option<UsageRecorder>,
+    listed: Option<Listed>,
+    /// The end of the observation before, with which the next one begins.
+    last: Option<Sample>,
+}
+
+/// The VMs, when they were listed.
+struct Listed {
+    at: Instant,
+    observed: ObservedVms,
+    /// About other VMs of the same names, printable.
+    notes: Vec<String>,
+}
+
+impl Observer<'_> {
+    /// What is wrong with the VMs during the next `timing.length`, or until `stop` is set; and notes about other VMs of the same names,
+    /// printable.
     ///
     /// # Errors
-    /// Without root, or if a name is that of no VM or of several. A recording that fails is no error here: see
-    /// [`UsageRecorder::finish`].
-    pub fn diagnose(
-        &self,
-        names: &[String],
-        timing: Timing,
-        stop: &AtomicBool,
-        mut recorder: Option<&mut UsageRecorder>,
-    ) -> Result<(Diagnosis, Vec<String>), Error> {
-        self.real("the counters of VMs below --root do not move, so nothing can be told from them")?;
-        Service::needs_root("what threads of other users do, and KVM's statistics, are for root only")?;
-        let selected = self.select(names, &[])?;
-        let observed =
-            ObservedVms { vms: self.root.vms()?, selected: selected.vms.iter().map(|vm| vm.pid).collect() };
-        if let Some(recorder) = &mut recorder {
-            recorder.observed(&observed);
+    /// If a name is that of no VM or of several. A recording that fails is no error here: see [`Observer::finish`].
+    pub fn observe(&mut self, stop: &AtomicBool) -> Result<(Diagnosis, Vec<String>), Error> {
+        let Timing { length, every } = self.timing;
+        if self.listed.as_ref().is_none_or(|listed| listed.at.elapsed() >= VMS_FRESH) {
+            self.list()?;
         }
-        let mut samples = Vec::new();
-        let mut take = |whole: bool| {
-            let sample = self.root.usage(&observed.vms, whole);
-            if let Some(recorder) = &mut recorder {
-                recorder.sample(&sample);
+        let Some(Listed { observed, notes, .. }) = &self.listed else { return Ok(Default::default()) };
+        let (reader, recorder) = (&mut self.reader, &mut self.recorder);
+        let mut record = |sample: &Sample| {
+            if let Some(recorder) = recorder {
+                recorder.sample(sample);
             }
-            samples.push(sample);
         };
-        take(true);
         let begun = Instant::now();
-        let Timing { length, every } = timing;
+        let first = self.last.take().unwrap_or_else(|| {
+            let mut first = reader.look(&observed.vms, Look::End);
+            first.threads = reader.threads();
+            record(&first);
+            first
+        });
+        let mut samples = vec![first];
         let interval = every.max(length / MOST);
         let mut next = interval;
         while !stop.load(Ordering::Relaxed) && begun.elapsed() < length {
             let at = next.min(length);
             std::thread::sleep(at.saturating_sub(begun.elapsed()).min(NOTICED));
             if begun.elapsed() >= next && next < length {
-                take(false);
+                let sample = reader.look(&observed.vms, Look::Within);
+                record(&sample);
+                samples.push(sample);
                 // One that came late does not make the following ones crowd.
                 next = begun.elapsed() + interval;
             }
         }
-        take(true);
-        Ok((diagnosis(&observed, &samples), selected.notes))
+        let mut last = reader.look(&observed.vms, Look::End);
+        if !samples[0].threads.is_empty() {
+            last.threads = reader.threads();
+        }
+        samples.push(last.clone());
+        let diagnosis = diagnosis(observed, &samples);
+        // For the next observation.
+        let mut faults = diagnosis.vms.iter().flat_map(|vm| &vm.faults);
+        if !faults.any(|fault| fault.cause.is_wait()) {
+            last.threads.clear();
+        } else if last.threads.is_empty() {
+            last.threads = reader.threads();
+        }
+        record(&last);
+        self.last = Some(last);
+        Ok((diagnosis, notes.clone()))
     }
 
-    /// Begins a recording of what [`Service::diagnose`] reads.
+    fn list(&mut self) -> Result<(), Error> {
+        let selected = self.service.select(&self.names, &[])?;
+        let observed = ObservedVms {
+            // All, as any of them may be in the way.
+            vms: self.service.root.vms()?,
+            selected: selected.vms.iter().map(|vm| vm.pid).collect(),
+        };
+        if let Some(recorder) = &mut self.recorder {
+            recorder.observed(&observed);
+        }
+        self.listed = Some(Listed { at: Instant::now(), observed, notes: selected.notes });
+        Ok(())
+    }
+
+    /// Completes the recording, if there is one.
     ///
     /// # Errors
-    /// If the file cannot be written.
-    pub fn record_usage(path: &Path) -> Result<UsageRecorder, Error> {
-        let failed = |source| Error::Trace(trace::Error::Record { path: path.to_owned(), source });
-        let output = Output::create(path, Rights::Kept);
-        let output = output.map_err(|source| failed(recording::Error::Io { at: 0, source }))?;
-        let meta = trace::meta(Watch::default(), Vec::new());
-        let recorder = Recorder::begin(output, &meta).map_err(failed)?;
-        Ok(UsageRecorder { path: path.to_owned(), recorder: Ok(recorder), observed: None, ended: 0 })
+    /// Why there is none.
+    pub fn finish(self) -> Result<(), Error> {
+        self.recorder.map_or(Ok(()), UsageRecorder::finish)
+    }
+}
+
+impl Service {
+    /// Begins to observe the VMs of these names, or all VMs without any name. What is read goes into `record` as well.
+    ///
+    /// # Errors
+    /// Without root, or if the file cannot be written.
+    pub fn observer(
+        &self,
+        names: &[String],
+        timing: Timing,
+        record: Option<&Path>,
+    ) -> Result<Observer<'_>, Error> {
+        self.real("the counters of VMs below --root do not move, so nothing can be told from them")?;
+        Service::needs_root("what threads of other users do, and KVM's statistics, are for root only")?;
+        Ok(Observer {
+            service: self,
+            names: names.to_owned(),
+            timing,
+            reader: UsageReader::new(&self.root),
+            recorder: record.map(UsageRecorder::begin).transpose()?,
+            listed: None,
+            last: None,
+        })
     }
 
     /// What was wrong in each observation of a recording, with the VMs of these names, or those that were asked for when it was made.
@@ -124,18 +194,18 @@ impl Service {
                     if !names.is_empty() {
                         found.selected = named(&found, names, &mut missing);
                     }
-                    samples.clear();
+                    // A VM that has come has no counters in the sample before.
                     observed = Some(found);
                 }
                 Item::Sample(sample) => {
-                    let (Some(observed), whole) = (&observed, sample.is_whole()) else { continue };
-                    // The first of an observation is whole; a recording may claim that one has any number.
-                    if whole || (1..=MOST as usize).contains(&samples.len()) {
+                    let (Some(observed), ends) = (&observed, sample.ends) else { continue };
+                    // An observation begins with an end; a recording may claim that it has any number of samples.
+                    if ends || (1..=MOST as usize).contains(&samples.len()) {
                         samples.push(*sample);
                     }
-                    if whole && samples.len() > 1 {
+                    if ends && samples.len() > 1 {
                         told(&diagnosis(observed, &samples));
-                        samples.clear();
+                        samples.drain(..samples.len() - 1);
                     }
                 }
                 Item::Event(_) | Item::Change(_) => {}
@@ -174,7 +244,7 @@ fn named(observed: &ObservedVms, names: &[String], missing: &mut BTreeSet<&Strin
 }
 
 /// A recording of the counters of VMs. One that fails, as the disk is full, ends by itself; the observation goes on.
-pub struct UsageRecorder {
+struct UsageRecorder {
     path: PathBuf,
     recorder: Result<Recorder, recording::Error>,
     /// What was written of the VMs last.
@@ -184,6 +254,15 @@ pub struct UsageRecorder {
 }
 
 impl UsageRecorder {
+    fn begin(path: &Path) -> Result<Self, Error> {
+        let failed = |source| Error::Trace(trace::Error::Record { path: path.to_owned(), source });
+        let output = Output::create(path, Rights::Kept);
+        let output = output.map_err(|source| failed(recording::Error::Io { at: 0, source }))?;
+        let meta = trace::meta(Watch::default(), Vec::new());
+        let recorder = Recorder::begin(output, &meta).map_err(failed)?;
+        Ok(UsageRecorder { path: path.to_owned(), recorder: Ok(recorder), observed: None, ended: 0 })
+    }
+
     fn observed(&mut self, observed: &ObservedVms) {
         if self.observed.as_ref() != Some(observed) {
             self.write(|recorder| recorder.observed(observed));
@@ -194,11 +273,10 @@ impl UsageRecorder {
     fn sample(&mut self, sample: &Sample) {
         self.ended = sample.at;
         let so_far = self.counters();
-        let whole = sample.is_whole();
         self.write(|recorder| {
             recorder.sample(sample)?;
             // What is in the file until here can be read while it is being written.
-            if whole { recorder.sync(&so_far) } else { Ok(()) }
+            if sample.ends { recorder.sync(&so_far) } else { Ok(()) }
         });
     }
 
@@ -218,10 +296,7 @@ impl UsageRecorder {
     }
 
     /// Completes the recording and gives it its name.
-    ///
-    /// # Errors
-    /// Why there is none.
-    pub fn finish(self) -> Result<(), Error> {
+    fn finish(self) -> Result<(), Error> {
         let counters = self.counters();
         let finished = self.recorder.and_then(|recorder| recorder.finish(&counters));
         finished.map_err(|source| Error::Trace(trace::Error::Record { path: self.path, source }))

@@ -27,7 +27,7 @@ pub use crate::daemon::Signals;
 pub use crate::daemon::detached::TraceOrder;
 pub use crate::trace::{Replayed, Shown};
 pub use apply::PreparedPlan;
-pub use diagnose::{Timing, UsageRecorder};
+pub use diagnose::{Observer, Timing};
 pub use guests::GuestsWanted;
 pub use inspect::{Doctor, TraceResult};
 pub use status::StatusReport;

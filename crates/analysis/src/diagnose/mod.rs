@@ -202,9 +202,7 @@ fn of_vm(vm: &Vm, vms: &[Vm], seen: &Seen<'_>, series: &[Bin]) -> VmDiagnosis {
     let fault = |rule: &Rule| {
         let found = (rule.found)(seen)?;
         let mut doubts = doubts.clone();
-        if matches!(rule.cause, FaultCause::VcpuWaitsForCpu | FaultCause::WorkerWaitsForCpu)
-            && !seen.last.quotas_seen
-        {
+        if rule.cause.is_wait() && !seen.last.quotas_seen {
             doubts.push("it may be a CPU quota, which could not be seen".to_owned());
         }
         Some(Fault {
@@ -283,6 +281,10 @@ fn unseen(vm: &Vm, seen: &Seen<'_>) -> Vec<String> {
 /// Who else ran on these CPUs, as parts of their time.
 fn neighbours(vm: &Vm, vms: &[Vm], seen: &Seen<'_>, cpus: &BTreeSet<u32>) -> Vec<Neighbour> {
     let (first, last) = seen.host;
+    if first.threads.is_empty() {
+        // They were not looked at: what others ran since they were started says nothing.
+        return Vec::new();
+    }
     let all = seen.length.saturating_mul(cpus.len() as u64);
     let mut ran: BTreeMap<String, u64> = BTreeMap::new();
     for (tid, thread) in last.threads.iter().filter(|(_, thread)| cpus.contains(&thread.cpu)) {

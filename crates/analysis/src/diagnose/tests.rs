@@ -44,7 +44,13 @@ fn sample(n: u64) -> Sample {
     };
     let usage = VmUsage { quotas_seen: true, ..usage };
     let cpus = (0..4).map(|cpu| (cpu, CpuUsage { total: n * S, interrupts: n * S / 100, stolen: 0 }));
-    Sample { at: S + n * S, vms: [(10, usage)].into(), cpus: cpus.collect(), threads: BTreeMap::new() }
+    Sample {
+        at: S + n * S,
+        ends: false,
+        vms: [(10, usage)].into(),
+        cpus: cpus.collect(),
+        threads: BTreeMap::new(),
+    }
 }
 
 /// Five seconds of it, each sample changed by what knows its number.
@@ -92,6 +98,21 @@ fn a_healthy_vm_has_no_fault() {
     let times: Vec<(u64, u64, u64)> =
         vm.threads.iter().map(|t| (t.times.ran, t.times.waited, t.times.slept)).collect();
     assert_eq!(times[0], (5 * S / 4, 5 * MS, 5 * S - 5 * S / 4 - 5 * MS));
+}
+
+#[test]
+fn nobody_is_named_whose_time_before_is_not_known() {
+    let vm = seen(|n, sample| {
+        let vcpu = of(sample, VCPU);
+        (vcpu.ran, vcpu.waited) = (n * S / 5, n * 3 * S / 5);
+        if n > 0 {
+            let burn =
+                HostThread { pid: 50, started: 1, name: "burn".into(), unit: None, ran: 9 * S, cpu: 1 };
+            sample.threads = [(50, burn)].into();
+        }
+    });
+    assert_eq!(causes(&vm), [FaultCause::VcpuWaitsForCpu]);
+    assert!(vm.faults[0].neighbours.is_empty(), "{:?}", vm.faults[0]);
 }
 
 #[test]

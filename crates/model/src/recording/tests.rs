@@ -112,6 +112,7 @@ fn sample(n: u64) -> Sample {
     };
     Sample {
         at: n * 1_000_000_000,
+        ends: n == 1,
         vms: [(7, usage)].into(),
         cpus: [(1, CpuUsage { total: n * 1_000_000_000, interrupts: n * 5, stolen: n })].into(),
         threads: if n == 1 { [(8, host(0)), (9, host(1))].into() } else { BTreeMap::new() },

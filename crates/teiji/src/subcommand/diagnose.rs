@@ -8,7 +8,7 @@ use anyhow::Result;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
-use teiji_agent::service::{Service, Timing, UsageRecorder};
+use teiji_agent::service::{Service, Timing};
 use teiji_model::diagnosis::{Diagnosis, VmDiagnosis};
 use teiji_model::text::duration;
 use teiji_render::json;
@@ -26,14 +26,14 @@ pub(super) fn run(args: &Diagnose, service: &Service) -> Result<ExitCode> {
         return Err(Usage("--every must be greater than 0".to_owned()).into());
     }
     let stop = signals::stop_flag()?;
-    let mut recorder = args.record.as_deref().map(Service::record_usage).transpose()?;
+    let timing = Timing { length: args.length, every: args.every };
+    let mut observer = service.observer(&args.vms, timing, args.record.as_deref())?;
     if !args.watch {
         print_line(&format!("observing for {}", duration(args.length.as_nanos() as f64)));
     }
-    let timing = Timing { length: args.length, every: args.every };
     let mut well = true;
     loop {
-        let (diagnosis, notes) = service.diagnose(&args.vms, timing, &stop, recorder.as_mut())?;
+        let (diagnosis, notes) = observer.observe(&stop)?;
         let stopped = stop.load(Ordering::Relaxed);
         // One that was cut short says little.
         if !args.watch || !stopped {
@@ -42,7 +42,7 @@ pub(super) fn run(args: &Diagnose, service: &Service) -> Result<ExitCode> {
             well = is_well(&diagnosis);
         }
         if !args.watch || stopped {
-            recorder.map_or(Ok(()), UsageRecorder::finish)?;
+            observer.finish()?;
             return Ok(exit_code(well));
         }
     }
