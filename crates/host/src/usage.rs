@@ -9,9 +9,9 @@
 //! | --- | --- |
 //! | `schedstat` and `stat` of a VM's threads, packets of its taps | by each look |
 //! | the system call of a vCPU thread | if it has not begun to run since the look before |
-//! | whether a group is frozen | if no vCPU thread has begun to run since the look before |
-//! | what a group's quota took | if it has a quota |
-//! | what KVM polled, qdiscs, what any group's quota took | at the ends of an observation |
+//! | whether a group is frozen | if no vCPU thread in it has begun to run since the look before |
+//! | what a group's quota took | if it has one, or a thread of the VM has waited for a CPU |
+//! | what KVM polled, page faults, qdiscs, CPUs | at the ends of an observation |
 //! | which groups, quotas and taps there are | at its ends, every 15 s |
 //! | other threads of the host | if somebody wants to know: it takes longer than all else |
 //!
@@ -43,6 +43,10 @@ const OTHER_FILES: u64 = 512;
 const FILES: u64 = 1024;
 /// How long it is believed which groups, quotas and taps there are, ns.
 const BELIEVED: u64 = 15 * BILLION;
+/// Groups of a VM that are looked at: one for each vCPU, and those above.
+const MAX_GROUPS: usize = 1024;
+/// A thread that has waited for a CPU so long since the look before, ns, may have been kept from it by a quota.
+const WAITED: u64 = 1_000_000;
 /// KVM's statistics (`kvm_create_vm_debugfs`, virt/kvm/kvm_main.c): a directory for each VM, `PID-DESCRIPTOR`.
 const KVM: &str = "sys/kernel/debug/kvm";
 const POLLED: [&str; 2] = ["halt_poll_success_ns", "halt_poll_fail_ns"];
@@ -71,14 +75,21 @@ pub struct UsageReader {
 struct OfVm {
     /// By thread id.
     threads: BTreeMap<u32, OfThread>,
-    groups: Vec<(GroupUsage, Option<Kept>)>,
+    groups: Vec<OfGroup>,
     taps: BTreeMap<String, [Option<Kept>; 2]>,
     quotas_seen: bool,
-    /// The directory of KVM's statistics, and of these what KVM polled.
+    /// The directory of KVM's statistics. They do not stay open: an open one keeps the whole VM in memory after its end.
     kvm: Option<String>,
-    polled: [Option<Kept>; 2],
     /// When these were looked up, ns.
     learnt: u64,
+}
+
+/// A control group.
+struct OfGroup {
+    usage: GroupUsage,
+    /// Its directory, with `/` at its end.
+    dir: String,
+    stat: Option<Kept>,
 }
 
 #[derive(Default)]
@@ -87,8 +98,8 @@ struct OfThread {
     stat: Option<Kept>,
     syscall: Option<Kept>,
     group: String,
-    /// How often it had begun to run at the last look.
-    starts: Option<u64>,
+    /// How often it had begun to run at the last look, and how long it had waited for a CPU, ns.
+    before: Option<(u64, u64)>,
 }
 
 impl OfVm {
@@ -96,8 +107,8 @@ impl OfVm {
         let of = |kept: &Option<Kept>| usize::from(kept.is_some());
         let of_thread = |thread: &OfThread| of(&thread.schedstat) + of(&thread.stat) + of(&thread.syscall);
         self.threads.values().map(of_thread).sum::<usize>()
-            + self.groups.iter().map(|(_, kept)| of(kept)).sum::<usize>()
-            + self.taps.values().flatten().chain(&self.polled).map(of).sum::<usize>()
+            + self.groups.iter().map(|group| of(&group.stat)).sum::<usize>()
+            + self.taps.values().flatten().map(of).sum::<usize>()
     }
 }
 
@@ -111,20 +122,24 @@ struct Files<'a> {
 
 impl Files<'_> {
     /// The content of `path`, which is always that of the same file; `None` if it cannot be read.
-    fn text(&mut self, slot: &mut Option<Kept>, path: impl FnOnce() -> String) -> Option<&str> {
-        let kept = match slot.take() {
-            Some(kept) => kept,
-            None => {
-                let kept = self.root.keep(&path())?;
-                self.left = self.left.saturating_sub(1);
-                kept
-            }
-        };
-        let text = str::from_utf8(kept.bytes(self.buffer)?).ok()?;
+    fn bytes(&mut self, slot: &mut Option<Kept>, path: impl FnOnce() -> String) -> Option<&[u8]> {
+        if let Some(kept) = slot.take() {
+            let found = kept.bytes(self.buffer);
+            *slot = found.is_some().then_some(kept);
+            return found;
+        }
+        let kept = self.root.keep(&path())?;
+        let found = kept.bytes(self.buffer)?;
         if self.left > 0 {
+            self.left -= 1;
             *slot = Some(kept);
         }
-        Some(text)
+        Some(found)
+    }
+
+    /// As text.
+    fn text(&mut self, slot: &mut Option<Kept>, path: impl FnOnce() -> String) -> Option<&str> {
+        str::from_utf8(self.bytes(slot, path)?).ok()
     }
 }
 
@@ -144,7 +159,6 @@ impl UsageReader {
     /// at the end of an observation.
     pub fn look(&mut self, vms: &[Vm], look: Look) -> Sample {
         let root = self.root.clone();
-        let hierarchy = Hierarchy::find(&root).ok();
         let ends = look == Look::End;
         let delaying = if ends { root.delaying(vms) } else { BTreeMap::new() };
         self.vms.retain(|pid, _| vms.iter().any(|vm| vm.pid == *pid));
@@ -153,6 +167,7 @@ impl UsageReader {
             Files { root: &root, left: self.files.saturating_sub(open), buffer: &mut self.buffer };
         let at = now();
         let mut found = BTreeMap::new();
+        let hierarchy = LazyCell::new(|| Hierarchy::find(&root).ok());
         let kvm = LazyCell::new(|| root.names(KVM));
         for vm in vms {
             let fresh = !self.vms.contains_key(&vm.pid);
@@ -161,20 +176,15 @@ impl UsageReader {
                 root.learn(of, vm, hierarchy.as_ref(), &kvm);
                 of.learnt = at;
             }
-            let usage = usage(of, vm, ends || fresh, &mut files, hierarchy.as_ref());
+            let usage = usage(of, vm, ends || fresh, &mut files);
             if usage.threads.is_empty() && !root.exists(&format!("proc/{}", vm.pid)) {
                 continue;
             }
             let delaying = if ends { root.delays(vm, &delaying) } else { Vec::new() };
             found.insert(vm.pid, VmUsage { delaying, ..usage });
         }
-        Sample {
-            at,
-            ends,
-            vms: found,
-            cpus: root.text("proc/stat").map(|text| cpus(&text)).unwrap_or_default(),
-            threads: BTreeMap::new(),
-        }
+        let cpus = if ends { root.text("proc/stat").map(|text| cpus(&text)) } else { None };
+        Sample { at, ends, vms: found, cpus: cpus.unwrap_or_default(), threads: BTreeMap::new() }
     }
 
     /// What each thread of the host has run: [`Sample::threads`].
@@ -184,39 +194,38 @@ impl UsageReader {
 }
 
 /// What a VM has used. `all`: also what can hardly have changed since the look before.
-fn usage(
-    of: &mut OfVm,
-    vm: &Vm,
-    all: bool,
-    files: &mut Files<'_>,
-    hierarchy: Option<&Hierarchy<'_>>,
-) -> VmUsage {
+fn usage(of: &mut OfVm, vm: &Vm, all: bool, files: &mut Files<'_>) -> VmUsage {
     let vcpus = vm.vcpus.iter().map(|vcpu| (vcpu.tid, Role::Vcpu(vcpu.index), false));
     let workers = vm.workers.iter().map(|worker| (worker.tid, Role::Worker, worker.kernel_thread));
-    let (at, mut threads, mut major_faults, mut stood) = (now(), BTreeMap::new(), 0u64, true);
+    let (at, mut threads) = (now(), BTreeMap::new());
+    // Groups of vCPU threads that have begun to run since the look before, and whether a thread has waited for a CPU.
+    let (mut ran_in, mut waited) = (Vec::new(), false);
     for (tid, role, of_kernel) in vcpus.chain(workers) {
         let known = of.threads.entry(tid).or_default();
-        let before = known.starts;
+        let before = known.before;
         // A worker that is a kernel thread is no thread of the VMM.
         let pid = if of_kernel { tid } else { vm.pid };
-        let Some((thread, faults)) = thread(known, pid, tid, role, all, files) else {
-            of.threads.remove(&tid);
+        let Some(thread) = thread(known, pid, tid, role, all, files) else {
+            *known = OfThread { group: std::mem::take(&mut known.group), ..OfThread::default() };
             continue;
         };
-        stood &= role == Role::Worker || before == Some(thread.starts);
-        major_faults = major_faults.saturating_add(faults);
+        if role != Role::Worker && before.is_none_or(|(starts, _)| starts != thread.starts) {
+            ran_in.push(thread.group.clone());
+        }
+        waited |= before.is_some_and(|(_, ns)| thread.waited.saturating_sub(ns) >= WAITED);
         threads.insert(tid, thread);
     }
-    for (group, kept) in &mut of.groups {
-        let Some(hierarchy) = hierarchy else { break };
-        if all || group.quota.is_some() {
-            let text = files.text(kept, || hierarchy.path(&group.path, "cpu.stat"));
-            group.throttled = text.map_or(0, |text| value(text, "throttled_usec")).saturating_mul(1000);
+    for OfGroup { usage: group, dir, stat } in &mut of.groups {
+        // A group without a quota may have got one.
+        if (all || waited || group.quota.is_some())
+            && let Some(text) = files.text(stat, || format!("{dir}cpu.stat"))
+        {
+            group.throttled = value(text, "throttled_usec").saturating_mul(1000);
         }
-        group.frozen = (all || stood)
+        group.frozen = (all || !ran_in.iter().any(|other| is_within(other, &group.path)))
             && files
                 .root
-                .text(&hierarchy.path(&group.path, "cgroup.events"))
+                .text(&format!("{dir}cgroup.events"))
                 .is_some_and(|text| value(&text, "frozen") == 1);
     }
     let mut taps = BTreeMap::new();
@@ -230,26 +239,26 @@ fn usage(
         }
     }
     let polled = of.kvm.as_ref().filter(|_| all).and_then(|dir| {
-        let mut sum = 0u64;
-        for (slot, file) in of.polled.iter_mut().zip(POLLED) {
-            let text = files.text(slot, || format!("{KVM}/{dir}/{file}"))?;
-            sum = sum.saturating_add(text.trim().parse().ok()?);
-        }
-        Some(sum)
+        let number = |file| files.root.number(&format!("{KVM}/{dir}/{file}"));
+        POLLED.into_iter().map(number).try_fold(0u64, |sum, ns| Some(sum.saturating_add(ns?)))
     });
     VmUsage {
         at,
         quotas_seen: of.quotas_seen,
         threads,
-        groups: of.groups.iter().map(|(group, _)| group.clone()).collect(),
+        groups: of.groups.iter().map(|group| group.usage.clone()).collect(),
         polled,
-        major_faults,
+        major_faults: if all {
+            Stat::read(files.root, vm.pid).and_then(|stat| stat.number(12))
+        } else {
+            None
+        },
         taps,
         ..VmUsage::default()
     }
 }
 
-/// A thread of the process `pid`, and its page faults that had to read from a device; `None` if it has ended.
+/// A thread of the process `pid`; `None` if it has ended.
 fn thread(
     known: &mut OfThread,
     pid: u32,
@@ -257,12 +266,12 @@ fn thread(
     role: Role,
     all: bool,
     files: &mut Files<'_>,
-) -> Option<(ThreadUsage, u64)> {
+) -> Option<ThreadUsage> {
     let path = |file: &str| format!("proc/{pid}/task/{tid}/{file}");
     // First: where the kernel accounts for time without ticks (nohz_full), it brings the counters up to date for this file.
-    let stat = StatOfThread::of(files.text(&mut known.stat, || path("stat"))?)?;
+    let stat = StatOfThread::of(files.bytes(&mut known.stat, || path("stat"))?)?;
     let (ran, waited, starts) = schedstat(files.text(&mut known.schedstat, || path("schedstat"))?)?;
-    let stands = known.starts == Some(starts);
+    let stands = known.before.is_some_and(|(before, _)| before == starts);
     let mut in_vmm = || {
         let is_vcpu = matches!(role, Role::Vcpu(_)) && (all || stands);
         is_vcpu && files.text(&mut known.syscall, || path("syscall")).is_some_and(in_vmm)
@@ -274,8 +283,8 @@ fn thread(
         _ if in_vmm() => RunState::InVmm,
         _ => RunState::Asleep,
     };
-    known.starts = Some(starts);
-    let usage = ThreadUsage {
+    known.before = Some((starts, waited));
+    Some(ThreadUsage {
         role,
         started: stat.started,
         ran,
@@ -285,8 +294,7 @@ fn thread(
         state,
         cpu: stat.cpu,
         group: known.group.clone(),
-    };
-    Some((usage, stat.major_faults))
+    })
 }
 
 impl Root {
@@ -295,10 +303,7 @@ impl Root {
     fn learn(&self, of: &mut OfVm, vm: &Vm, hierarchy: Option<&Hierarchy<'_>>, kvm: &[String]) {
         of.quotas_seen = hierarchy.is_some_and(Hierarchy::has_cpu);
         let own = format!("{}-", vm.pid);
-        let dir = kvm.iter().find(|name| name.starts_with(&own));
-        if of.kvm.as_ref() != dir {
-            (of.kvm, of.polled) = (dir.cloned(), Default::default());
-        }
+        of.kvm = kvm.iter().find(|name| name.starts_with(&own)).cloned();
         let workers = vm.workers.iter().map(|worker| (worker.tid, worker.kernel_thread));
         let threads: Vec<(u32, bool)> =
             vm.vcpus.iter().map(|vcpu| (vcpu.tid, false)).chain(workers).collect();
@@ -318,12 +323,16 @@ impl Root {
             }
         }
         let mut before = std::mem::take(&mut of.groups);
-        for path in groups {
-            let kept =
-                before.iter_mut().find(|(group, _)| group.path == path).and_then(|(_, kept)| kept.take());
-            let max = hierarchy.and_then(|hierarchy| self.text(&hierarchy.path(&path, "cpu.max")));
-            let quota = max.as_deref().and_then(quota);
-            of.groups.push((GroupUsage { path, quota, ..GroupUsage::default() }, kept));
+        for path in groups.into_iter().take(MAX_GROUPS) {
+            let Some(hierarchy) = hierarchy else { break };
+            let place = before.iter().position(|group| group.usage.path == path);
+            let mut group = match place {
+                Some(place) => before.swap_remove(place),
+                None => OfGroup { dir: hierarchy.path(&path, ""), usage: GroupUsage::default(), stat: None },
+            };
+            let max = self.text(&format!("{}cpu.max", group.dir));
+            (group.usage.path, group.usage.quota) = (path, max.as_deref().and_then(quota));
+            of.groups.push(group);
         }
         let mut before = std::mem::take(&mut of.taps);
         for nic in vm.nics.iter().filter(|nic| nic.ifindex != 0) {
@@ -407,7 +416,6 @@ fn tick() -> u64 {
 /// Fields of a thread's `stat` (proc_pid_stat(5)).
 struct StatOfThread {
     state: char,
-    major_faults: u64,
     started: u64,
     cpu: u32,
     /// Time in guest mode, ticks.
@@ -416,9 +424,10 @@ struct StatOfThread {
 
 impl StatOfThread {
     /// In one go, as it is read often.
-    fn of(text: &str) -> Option<Self> {
+    fn of(bytes: &[u8]) -> Option<Self> {
         // The name, field 2, may contain anything.
-        let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
+        let after_name = bytes.iter().rposition(|byte| *byte == b')')? + 1;
+        let mut fields = str::from_utf8(&bytes[after_name..]).ok()?.split_ascii_whitespace();
         let state = fields.next()?.chars().next()?;
         let mut at = 3;
         let mut field = |number: usize| {
@@ -428,12 +437,16 @@ impl StatOfThread {
         };
         Some(StatOfThread {
             state,
-            major_faults: field(12)?,
             started: field(22)?,
             cpu: u32::try_from(field(39)?).ok()?,
             guest: field(43)?,
         })
     }
+}
+
+/// Whether a group is this one, or below it.
+fn is_within(group: &str, path: &str) -> bool {
+    group.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// The number after a key, on a line of its own; 0 if there is none.
@@ -533,6 +546,7 @@ mod tests {
             file(&format!("sys/fs/cgroup/{group}/cpu.stat"), "usage_usec 9\nthrottled_usec 7\n");
             file(&format!("sys/fs/cgroup/{group}/cgroup.events"), "populated 1\nfrozen 1\n");
         }
+        file("proc/5/stat", &format!("5 (qemu) S {}20 0\n", "0 ".repeat(8)));
         for task in ["5/task/5", "5/task/6", "7/task/7"] {
             file(&format!("proc/{task}/cgroup"), "0::/m/a\n");
             file(&format!("proc/{task}/syscall"), "202 0x55d0 0x80 0x0 0x0 0x0 0x0 0x7ffd 0x7f00\n");
@@ -563,7 +577,6 @@ mod tests {
     fn ran(root: &Path, ran: u64, starts: u64) {
         for task in ["5/task/6", "7/task/7"] {
             let field = |n: usize| match n {
-                12 => 20,
                 22 => 500,
                 39 => 2,
                 43 => 1,
@@ -595,7 +608,7 @@ mod tests {
         assert_eq!((vcpu.ran, vcpu.waited, vcpu.starts, vcpu.cpu), (1, 5, 1, 2));
         assert_eq!((vcpu.guest, vcpu.group.as_str()), (tick(), "/m/a"));
         assert_eq!((worker.role, worker.state), (Role::Worker, RunState::Asleep));
-        assert_eq!((usage.major_faults, usage.polled), (40, Some(7)));
+        assert_eq!((usage.major_faults, usage.polled), (Some(20), Some(7)));
         assert_eq!(usage.taps["tap0"], TapUsage { taken: 100, dropped: 1 });
         let groups: Vec<_> =
             usage.groups.iter().map(|g| (g.path.as_str(), g.quota, g.throttled, g.frozen)).collect();
@@ -610,12 +623,21 @@ mod tests {
         assert_eq!((ends, usage.threads[&6].ran, usage.polled), (false, 2, None));
         assert_eq!(usage.groups.iter().map(|group| group.throttled).collect::<Vec<_>>(), [8000, 7000]);
         assert_eq!(usage.taps["tap0"].taken, 101);
-        // Two files for each of two threads and for the tap, one for the group with a quota; the CPUs, and where the groups are.
-        assert_eq!(reads, 2 * 2 + 2 + 1 + 2);
+        // Two files for each of two threads and for the tap, one for the group with a quota.
+        assert_eq!(reads, 2 * 2 + 2 + 1);
         // It stands: both may be the reason.
         let (usage, _, reads) = look(Look::Within);
         assert_eq!((usage.threads[&6].state, frozen(&usage)), (RunState::InVmm, vec![true; 2]));
-        assert_eq!(reads, 9 + 1 + 2);
+        assert_eq!(reads, 7 + 1 + 2);
+        // It waits, and that may be a new quota.
+        fs::write(dir.path().join("sys/fs/cgroup/m/a/cpu.stat"), "throttled_usec 9\n").unwrap();
+        fs::write(dir.path().join("proc/5/task/6/schedstat"), "2 1000005 2\n").unwrap();
+        let (usage, ..) = look(Look::Within);
+        assert_eq!(usage.groups.iter().map(|group| group.throttled).collect::<Vec<_>>(), [8000, 9000]);
+        // A name may be anything.
+        let stat = fs::read("/proc/self/task/1/stat").or_else(|_| fs::read("/proc/self/stat")).unwrap();
+        let after = stat.iter().rposition(|byte| *byte == b')').unwrap();
+        assert!(StatOfThread::of(&[b"5 (\xff) S", &stat[after..]].concat()).is_some());
     }
 
     #[test]
@@ -639,7 +661,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_has_ended_is_left_out_also_if_its_id_is_used_again() {
+    fn a_thread_that_has_ended_is_left_out() {
         let (tell, told) = std::sync::mpsc::channel();
         let (end, ended) = std::sync::mpsc::channel::<()>();
         let thread = std::thread::spawn(move || {

@@ -81,9 +81,21 @@ pub struct Times {
 }
 
 impl Times {
+    /// How long it would have run if it had got all that it wanted. Saturates.
+    pub fn wanted(&self) -> u64 {
+        self.ran.saturating_add(self.waited).saturating_add(self.throttled)
+    }
+
     /// The part of the time that it would have used that went to waiting, 0 to 1.
     pub fn waited_share(&self) -> f64 {
-        share(self.waited, self.ran + self.waited + self.throttled)
+        share(self.waited, self.wanted())
+    }
+
+    /// How long something kept it from running: all but `ran` and `slept`. Saturates.
+    pub fn lost(&self) -> u64 {
+        [self.waited, self.throttled, self.stopped, self.in_vmm, self.disk]
+            .into_iter()
+            .fold(0, u64::saturating_add)
     }
 
     /// Adds another part of the time, or another thread's.

@@ -35,8 +35,8 @@
 //! | 139 | Sample | length:u32, and a [`Sample`] of that many bytes, as a block of LZ4 | 8 | what counters say |
 //!
 //! Payloads are in postcard's encoding; those with events begin with their number, [`MAX_EVENTS`] at most (after the
-//! [`StreamId`], if there is one). A Sample, which is mostly like the one before it, is compressed with that one as its dictionary:
-//! without the counters, which differ, little is left.
+//! [`StreamId`], if there is one). A Sample, which is mostly like the one before it, is compressed with the last 64 KiB of that one
+//! (as it was before it was compressed) as its dictionary.
 //!
 //! Versions 4 and 5 added ways of matching ([`Matching::since`](crate::flow::Matching)), version 5 kinds of NICs, and version 7 NICs
 //! without a tap here. A recording whose header has one of them asks its reader to know it; all others are still read by readers
@@ -61,7 +61,7 @@ mod write;
 mod tests;
 
 pub(crate) use check::flow as check_flow;
-pub use check::vm_fits;
+pub use check::{vm_can_be_observed, vm_fits};
 pub use read::{Reader, fuzz};
 pub use write::Writer;
 

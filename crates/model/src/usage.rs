@@ -21,7 +21,7 @@ pub struct Sample {
     pub ends: bool,
     /// By process id; VMs that have ended are left out.
     pub vms: BTreeMap<u32, VmUsage>,
-    /// By number.
+    /// By number; empty within an observation.
     pub cpus: BTreeMap<u32, CpuUsage>,
     /// The threads of the host, by id; empty if they were not looked at, as is usual within an observation.
     pub threads: BTreeMap<u32, HostThread>,
@@ -49,8 +49,8 @@ pub struct VmUsage {
     pub quotas_seen: bool,
     /// Time that KVM polled before it let vCPUs sleep, summed over them; `None` if debugfs does not tell, and within an observation.
     pub polled: Option<u64>,
-    /// Page faults of these threads that had to read from a device.
-    pub major_faults: u64,
+    /// Page faults of the VMM that had to read from a device; `None` within an observation.
+    pub major_faults: Option<u64>,
     /// Packets for the guest, by tap.
     pub taps: BTreeMap<String, TapUsage>,
     /// Qdiscs that delay packets on purpose, on its taps and on the NICs of their bridges: device and kind. Not within an observation.
@@ -103,7 +103,7 @@ pub struct ThreadUsage {
 pub enum RunState {
     /// It runs, or could.
     Runnable,
-    /// It sleeps; of a vCPU: as the guest has halted it.
+    /// It sleeps; of a vCPU: as the guest has halted it. Within an observation also in the VMM, if it has begun to run since the last look.
     Asleep,
     /// A vCPU that sleeps in the VMM, not in KVM: as that of a VM that is paused.
     InVmm,
@@ -120,7 +120,7 @@ pub struct GroupUsage {
     pub path: String,
     /// Time that its CPU quota kept threads from running, summed over CPUs.
     pub throttled: u64,
-    /// Whether it is frozen, or one above it is.
+    /// Whether it is frozen, or one above it is. Within an observation only if no vCPU thread in it has begun to run since the last look.
     pub frozen: bool,
     /// Its CPU quota, percent of a CPU; `None` if there is none.
     pub quota: Option<u64>,

@@ -25,7 +25,7 @@ use teiji_model::recording::{self, Reader};
 use teiji_model::report::Counters;
 use teiji_model::stream::Item;
 use teiji_model::text::printable;
-use teiji_model::usage::{ObservedVms, Sample};
+use teiji_model::usage::{ObservedVms, Sample, VmUsage};
 
 /// So many samples of an observation are kept at most: with 200 VMs one has some 600 kB.
 const MOST: u32 = 240;
@@ -39,7 +39,12 @@ pub struct Timing {
     pub length: Duration,
     /// How often; less often if that would be more than 240 times.
     pub every: Duration,
+    /// One that is cut short is neither told nor recorded.
+    pub only_whole: bool,
 }
+
+/// Entries of the samples of an observation that is replayed, at most: a file of a few MB may claim any number.
+const MAX_ENTRIES: usize = 2_000_000;
 
 /// How old the list of VMs may be when an observation begins that follows another one.
 const VMS_FRESH: Duration = Duration::from_secs(20);
@@ -67,16 +72,16 @@ struct Listed {
 
 impl Observer<'_> {
     /// What is wrong with the VMs during the next `timing.length`, or until `stop` is set; and notes about other VMs of the same names,
-    /// printable.
+    /// printable. `None` if that is not told: [`Timing::only_whole`].
     ///
     /// # Errors
     /// If a name is that of no VM or of several. A recording that fails is no error here: see [`Observer::finish`].
-    pub fn observe(&mut self, stop: &AtomicBool) -> Result<(Diagnosis, Vec<String>), Error> {
-        let Timing { length, every } = self.timing;
+    pub fn observe(&mut self, stop: &AtomicBool) -> Result<Option<(Diagnosis, Vec<String>)>, Error> {
+        let Timing { length, every, only_whole } = self.timing;
         if self.listed.as_ref().is_none_or(|listed| listed.at.elapsed() >= VMS_FRESH) {
             self.list()?;
         }
-        let Some(Listed { observed, notes, .. }) = &self.listed else { return Ok(Default::default()) };
+        let Some(Listed { observed, notes, .. }) = &self.listed else { return Ok(None) };
         let (reader, recorder) = (&mut self.reader, &mut self.recorder);
         let mut record = |sample: &Sample| {
             if let Some(recorder) = recorder {
@@ -104,6 +109,9 @@ impl Observer<'_> {
                 next = begun.elapsed() + interval;
             }
         }
+        if only_whole && begun.elapsed() < length {
+            return Ok(None);
+        }
         let mut last = reader.look(&observed.vms, Look::End);
         if !samples[0].threads.is_empty() {
             last.threads = reader.threads();
@@ -119,18 +127,25 @@ impl Observer<'_> {
         }
         record(&last);
         self.last = Some(last);
-        Ok((diagnosis, notes.clone()))
+        Ok(Some((diagnosis, notes.clone())))
     }
 
     fn list(&mut self) -> Result<(), Error> {
-        let selected = self.service.select(&self.names, &[])?;
-        let observed = ObservedVms {
-            // All, as any of them may be in the way.
-            vms: self.service.root.vms()?,
-            selected: selected.vms.iter().map(|vm| vm.pid).collect(),
-        };
-        if let Some(recorder) = &mut self.recorder {
-            recorder.observed(&observed);
+        let mut found = self.service.root.identified_vms()?;
+        if self.recorder.is_some() {
+            found.retain(|(vm, _)| recording::vm_can_be_observed(vm));
+        }
+        let selected = self.service.select_among(&found, &self.names)?;
+        let selected_ids = selected.vms.iter().map(|vm| vm.pid).collect();
+        // All, as any of them may be in the way.
+        let vms = found.into_iter().map(|(vm, _)| vm).collect();
+        let observed = ObservedVms { vms, selected: selected_ids };
+        if self.listed.as_ref().is_none_or(|listed| listed.observed != observed) {
+            // A VM that has come has no counters in the last sample.
+            self.last = None;
+            if let Some(recorder) = &mut self.recorder {
+                recorder.observed(&observed);
+            }
         }
         self.listed = Some(Listed { at: Instant::now(), observed, notes: selected.notes });
         Ok(())
@@ -170,7 +185,8 @@ impl Service {
     }
 
     /// What was wrong in each observation of a recording, with the VMs of these names, or those that were asked for when it was made.
-    /// Needs no privileges. Returns whether the recording is complete; only then is it read if `unfinished` is not set.
+    /// Needs no privileges. Returns whether the recording is complete; it is an error if it is not, once what is there was told, unless
+    /// `unfinished` is set.
     ///
     /// # Errors
     /// If the file cannot be read or has no counters, or if a name is that of no VM in it.
@@ -194,7 +210,8 @@ impl Service {
                     if !names.is_empty() {
                         found.selected = named(&found, names, &mut missing);
                     }
-                    // A VM that has come has no counters in the sample before.
+                    // An observation begins anew.
+                    samples.clear();
                     observed = Some(found);
                 }
                 Item::Sample(sample) => {
@@ -202,6 +219,10 @@ impl Service {
                     // An observation begins with an end; a recording may claim that it has any number of samples.
                     if ends || (1..=MOST as usize).contains(&samples.len()) {
                         samples.push(*sample);
+                    }
+                    if samples.iter().map(entries).sum::<usize>() > MAX_ENTRIES {
+                        let what = "the samples of an observation have more than 2,000,000 entries";
+                        return Err(failed(recording::Error::Malformed { at: 0, what }));
                     }
                     if ends && samples.len() > 1 {
                         told(&diagnosis(observed, &samples));
@@ -219,6 +240,12 @@ impl Service {
             None => Ok(!reader.is_cut()),
         }
     }
+}
+
+/// How many entries the lists of a sample have.
+fn entries(sample: &Sample) -> usize {
+    let of_vm = |vm: &VmUsage| 1 + vm.threads.len() + vm.groups.len() + vm.taps.len() + vm.delaying.len();
+    sample.vms.values().map(of_vm).sum::<usize>() + sample.cpus.len() + sample.threads.len()
 }
 
 fn diagnosis(observed: &ObservedVms, samples: &[Sample]) -> Diagnosis {
@@ -247,8 +274,6 @@ fn named(observed: &ObservedVms, names: &[String], missing: &mut BTreeSet<&Strin
 struct UsageRecorder {
     path: PathBuf,
     recorder: Result<Recorder, recording::Error>,
-    /// What was written of the VMs last.
-    observed: Option<ObservedVms>,
     /// When the last sample was taken, ns.
     ended: u64,
 }
@@ -260,14 +285,11 @@ impl UsageRecorder {
         let output = output.map_err(|source| failed(recording::Error::Io { at: 0, source }))?;
         let meta = trace::meta(Watch::default(), Vec::new());
         let recorder = Recorder::begin(output, &meta).map_err(failed)?;
-        Ok(UsageRecorder { path: path.to_owned(), recorder: Ok(recorder), observed: None, ended: 0 })
+        Ok(UsageRecorder { path: path.to_owned(), recorder: Ok(recorder), ended: 0 })
     }
 
     fn observed(&mut self, observed: &ObservedVms) {
-        if self.observed.as_ref() != Some(observed) {
-            self.write(|recorder| recorder.observed(observed));
-            self.observed = Some(observed.clone());
-        }
+        self.write(|recorder| recorder.observed(observed));
     }
 
     fn sample(&mut self, sample: &Sample) {

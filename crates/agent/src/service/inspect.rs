@@ -64,11 +64,19 @@ impl Service {
             let vms = taps.iter().map(|tap| self.root.tap(tap)).collect::<Result<_, _>>()?;
             return Ok(Selection { vms, following: None, notes: Vec::new() });
         }
-        let found = self.root.identified_vms()?;
+        self.select_among(&self.root.identified_vms()?, names)
+    }
+
+    /// As [`Service::select`], among the VMs that there are.
+    pub(super) fn select_among(
+        &self,
+        found: &[(Vm, Identity)],
+        names: &[String],
+    ) -> Result<Selection, Error> {
         if found.is_empty() {
             return Err(Error::Selection(self.no_vm().to_owned()));
         }
-        select(&found, names).map_err(Error::Selection)
+        select(found, names).map_err(Error::Selection)
     }
 
     /// Whether VMs can be traced by this process.

@@ -26,7 +26,9 @@ mod worker_busy;
 mod worker_waits;
 
 use std::collections::{BTreeMap, BTreeSet};
-use teiji_model::diagnosis::{Bin, Diagnosis, Fault, FaultCause, Neighbour, ThreadTime, VmDiagnosis, share};
+use teiji_model::diagnosis::{
+    Bin, Diagnosis, Fault, FaultCause, Neighbour, ThreadTime, Times, VmDiagnosis, share,
+};
 use teiji_model::finding::{Confidence, Remedy};
 use teiji_model::host::Vm;
 use teiji_model::reason::Blame;
@@ -247,9 +249,9 @@ fn headline(faults: &[Fault], seen: &Seen<'_>) -> String {
     if seen.vcpus().next().is_none() {
         return "cannot tell: its vCPU threads cannot be identified".to_owned();
     }
-    let (ran, all) =
-        seen.vcpus().fold((0, 0), |sum, time| (sum.0 + time.times.ran, sum.1 + time.times.length));
-    format!("no fault found; its vCPUs use {} of their time", percent(share(ran, all)))
+    let mut sum = Times::default();
+    seen.vcpus().for_each(|vcpu| sum.add(&vcpu.times));
+    format!("no fault found; its vCPUs use {} of their time", percent(share(sum.ran, sum.length)))
 }
 
 /// What could not be seen, and why.

@@ -13,7 +13,7 @@ pub(super) const RULE: Rule = Rule {
     title: "guest memory is read from disk",
     blame: Blame::Host,
     found: |seen| {
-        let faults = seen.last.major_faults.saturating_sub(seen.first.major_faults);
+        let faults = seen.last.major_faults?.saturating_sub(seen.first.major_faults?);
         let rate = faults.saturating_mul(1_000_000_000) / seen.length.max(1);
         let disk = seen.all().map(|time| share(time.times.disk, time.times.length)).max_by(f64::total_cmp)?;
         let lines = vec![

@@ -250,7 +250,7 @@ fn each_other_cause_is_found_by_its_counter() {
             (vcpu.ran, vcpu.guest) = (n * 95 * S / 100, n * 60 * S / 100);
         }),
         (FaultCause::WorkerBusy, |n, sample| of(sample, WORKER).ran = n * 95 * S / 100),
-        (FaultCause::Swapped, |n, sample| usage(sample).major_faults = n * 50),
+        (FaultCause::Swapped, |n, sample| usage(sample).major_faults = Some(n * 50)),
         (FaultCause::TapFull, |n, sample| {
             usage(sample).taps = [("tap0".to_owned(), TapUsage { taken: n, dropped: n * 10 })].into();
         }),

@@ -1,7 +1,7 @@
 //! A CPU quota keeps threads from running.
 
 use super::{Found, Rule};
-use teiji_model::diagnosis::{FaultCause, share};
+use teiji_model::diagnosis::{FaultCause, Times, share};
 use teiji_model::finding::Remedy;
 use teiji_model::reason::Blame;
 use teiji_model::text::percent;
@@ -14,10 +14,9 @@ pub(super) const RULE: Rule = Rule {
     title: "held back by its CPU quota",
     blame: Blame::Host,
     found: |seen| {
-        let sums = seen.all().fold((0, 0), |sum, time| {
-            (sum.0 + time.times.throttled, sum.1 + time.times.ran + time.times.waited + time.times.throttled)
-        });
-        let throttled = share(sums.0, sums.1);
+        let mut sum = Times::default();
+        seen.all().for_each(|thread| sum.add(&thread.times));
+        let throttled = share(sum.throttled, sum.wanted());
         let grown = |path: &str, now: u64| {
             let before = seen.first.groups.iter().find(|group| group.path == path);
             now.saturating_sub(before.map_or(now, |before| before.throttled))

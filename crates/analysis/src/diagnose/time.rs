@@ -119,13 +119,13 @@ fn frozen(first: &VmUsage, last: &VmUsage, threads: &mut Threads) {
 
 /// What the quotas of groups took of the threads, as far as these waited.
 fn throttled(first: &VmUsage, last: &VmUsage, threads: &mut Threads) {
-    fn grown<'a>(first: &VmUsage, group: &'a GroupUsage) -> Option<(&'a str, u64)> {
-        let before = first.groups.iter().find(|before| before.path == group.path)?;
-        Some((&group.path, group.throttled.saturating_sub(before.throttled)))
+    fn grown<'a>(before: &BTreeMap<&str, u64>, group: &'a GroupUsage) -> Option<(&'a str, u64)> {
+        let ns = group.throttled.saturating_sub(*before.get(group.path.as_str())?);
+        (ns > 0).then_some((&group.path, ns))
     }
+    let before = first.groups.iter().map(|group| (group.path.as_str(), group.throttled)).collect();
     // Groups one below the other throttle the same threads: that with the most counts, for those that it limits most.
-    let grown: Vec<(&str, u64)> =
-        last.groups.iter().filter_map(|group| grown(first, group)).filter(|(_, ns)| *ns > 0).collect();
+    let grown: Vec<(&str, u64)> = last.groups.iter().filter_map(|group| grown(&before, group)).collect();
     let limit = |tid: &u32| {
         let group = last.threads.get(tid)?.group.as_str();
         let is_in = |path: &str| {
@@ -136,7 +136,8 @@ fn throttled(first: &VmUsage, last: &VmUsage, threads: &mut Threads) {
     let mut wanted: BTreeMap<&str, u64> = BTreeMap::new();
     for ((_, tid), time) in threads.iter() {
         if let Some((path, _)) = limit(tid) {
-            *wanted.entry(path).or_default() += time.ran + time.waited;
+            let wanted = wanted.entry(path).or_default();
+            *wanted = wanted.saturating_add(time.ran + time.waited);
         }
     }
     for ((_, tid), time) in threads.iter_mut() {

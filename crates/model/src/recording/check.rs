@@ -16,7 +16,10 @@ const MAX_DEVICES: usize = 65_536;
 const MAX_CPUS: usize = 65_536;
 const MAX_GUEST_CPUS: usize = 4096;
 const MAX_HOST_THREADS: usize = 65_536;
-const MAX_GROUPS: usize = 65_536;
+const MAX_GROUPS: usize = 1024;
+const MAX_DELAYING: usize = 1024;
+/// The latest time of a sample, ns: 36 years after the host started.
+const LATEST: u64 = 1 << 60;
 /// Longest name, bytes.
 const MAX_NAME: usize = 256;
 /// Longest list or filter, bytes.
@@ -75,14 +78,16 @@ pub(super) fn observed(o: &ObservedVms) -> Checked {
 
 /// Checks counters.
 pub(super) fn sample(s: &Sample) -> Checked {
+    ensure(s.at <= LATEST, "a sample is of a time that is too late")?;
     ensure(s.vms.len() <= MAX_VMS, "more than 1024 VMs")?;
     ensure(s.cpus.len() <= MAX_CPUS, "counters for more than 65536 CPUs")?;
     ensure(s.threads.len() <= MAX_HOST_THREADS, "more than 65536 threads")?;
     for v in s.vms.values() {
+        ensure(v.at <= LATEST, "a sample is of a time that is too late")?;
         ensure(v.threads.len() <= 2 * MAX_THREADS, "a VM has more than 8192 threads")?;
         ensure(v.taps.len() <= MAX_NICS, "a VM has more than 256 network interfaces")?;
-        ensure(v.groups.len() <= MAX_GROUPS, "a VM is in more than 65536 control groups")?;
-        ensure(v.delaying.len() <= MAX_DEVICES, "more than 65536 devices")?;
+        ensure(v.groups.len() <= MAX_GROUPS, "a VM is in more than 1024 control groups")?;
+        ensure(v.delaying.len() <= MAX_DELAYING, "more than 1024 devices delay a VM's packets")?;
         v.threads.values().try_for_each(|thread| text(&thread.group))?;
         v.groups.iter().try_for_each(|group| text(&group.path))?;
         v.taps.keys().try_for_each(|tap| name(tap))?;
@@ -133,6 +138,11 @@ fn given(nics: &[GivenNic]) -> Checked {
 pub fn vm_fits(v: &Vm) -> Checked {
     given(&v.given)?;
     change(&Change { ts: 0, what: Changed::Vm(Box::new(v.clone())) })
+}
+
+/// Whether the counters of a VM can be part of a recording: a process may have any name.
+pub fn vm_can_be_observed(v: &Vm) -> bool {
+    vm(v).is_ok()
 }
 
 /// Checks the number of a guest's stream.

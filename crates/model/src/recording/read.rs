@@ -252,7 +252,9 @@ impl<R: Read> Reader<R> {
             return Err(Error::TooLarge { at: self.frame_at, len, max: MAX_SAMPLE });
         }
         let plain = lz4_flex::block::decompress_with_dict(block, len as usize, &self.sample)
-            .map_err(|_| self.malformed("a sample cannot be decompressed"))?;
+            .ok()
+            .filter(|plain| plain.len() == len as usize)
+            .ok_or_else(|| self.malformed("a sample cannot be decompressed"))?;
         let sample: Sample = self.decode_all(&plain)?;
         check::sample(&sample).map_err(|what| self.malformed(what))?;
         self.latest = self.latest.max(sample.at);

@@ -98,7 +98,7 @@ fn sample(n: u64) -> Sample {
         groups: vec![group],
         quotas_seen: true,
         polled: Some(n * 7),
-        major_faults: 3,
+        major_faults: Some(3),
         taps: [("tap0".to_owned(), TapUsage { taken: n * 1000, dropped: n })].into(),
         delaying: vec![("tap0".into(), "netem".into())],
     };
@@ -624,6 +624,17 @@ fn samples_are_read_as_they_were_and_take_little() {
     assert_eq!(all(&file).0, wanted);
     let plain = postcard::to_stdvec(&samples[9]).unwrap().len();
     assert!(lengths[9] * 2 < plain, "{lengths:?} of {plain} bytes");
+    // Of many VMs a sample is longer than the part of the one before that LZ4 can refer to.
+    let many = |n| {
+        let one = sample(n).vms.remove(&7).unwrap();
+        Sample { vms: (0..200).map(|pid| (pid, one.clone())).collect(), ..sample(n) }
+    };
+    let mut w = Writer::new(Vec::new(), &meta()).unwrap();
+    w.sample(&many(2)).unwrap();
+    let before = w.written();
+    w.sample(&many(3)).unwrap();
+    let plain = postcard::to_stdvec(&many(3)).unwrap().len();
+    assert!((w.written() - before) * 2 < plain, "{} of {plain} bytes", w.written() - before);
     // A former reader skips them.
     assert_eq!(file[10..12], 3u16.to_le_bytes());
     file[8..16].copy_from_slice(&preamble(7, 3));
@@ -643,6 +654,7 @@ fn a_sample_that_lies_about_its_length_is_refused() {
     assert!(matches!(of(len, &block), Err(Error::Truncated { .. })), "only the End frame is missing");
     assert!(matches!(of(MAX_SAMPLE + 1, &block), Err(Error::TooLarge { .. })));
     assert!(matches!(of(len - 1, &block), Err(Error::Malformed { .. })));
+    assert!(matches!(of(len + 1, &block), Err(Error::Malformed { .. })));
     assert!(matches!(of(len, &block[..block.len() - 1]), Err(Error::Malformed { .. })));
     assert!(matches!(of(len, &[]), Err(Error::Malformed { .. })));
     // A dictionary that is not there.
@@ -656,8 +668,11 @@ fn a_sample_that_lies_about_its_length_is_refused() {
             .into(),
         ..Sample::default()
     };
-    let mut w = Writer::new(Vec::new(), &meta()).unwrap();
-    assert!(matches!(w.sample(&long), Err(Error::Malformed { .. })));
+    let late = Sample { at: u64::MAX, ..Sample::default() };
+    for sample in [long, late] {
+        let mut w = Writer::new(Vec::new(), &meta()).unwrap();
+        assert!(matches!(w.sample(&sample), Err(Error::Malformed { .. })));
+    }
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -134,7 +134,6 @@ fn over_time(series: &[Bin], style: &Style) -> Vec<String> {
             sum
         })
         .collect();
-    let lost: fn(&Times) -> u64 = |t| t.waited + t.throttled + t.stopped + t.in_vmm + t.disk;
     let row = |label: &str, part: fn(&Times) -> u64| {
         let shares: Vec<f64> = bins.iter().map(|bin| share(part(bin), bin.length)).collect();
         let greatest = shares.iter().copied().fold(0.0, f64::max);
@@ -144,7 +143,7 @@ fn over_time(series: &[Bin], style: &Style) -> Vec<String> {
             labelled(label, &format!("|{drawn}| up to {}", percent(greatest)), style)
         })
     };
-    [row("vCPUs ran", |t| t.ran), row("could not", lost)].into_iter().flatten().flatten().collect()
+    [row("vCPUs ran", |t| t.ran), row("could not", Times::lost)].into_iter().flatten().flatten().collect()
 }
 
 /// The height of a column: a part of a whole character.

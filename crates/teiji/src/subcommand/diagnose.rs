@@ -7,8 +7,8 @@ use crate::{output, style};
 use anyhow::Result;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::atomic::Ordering;
-use teiji_agent::service::{Service, Timing};
+use std::sync::atomic::{AtomicBool, Ordering};
+use teiji_agent::service::{Observer, Service, Timing};
 use teiji_model::diagnosis::{Diagnosis, VmDiagnosis};
 use teiji_model::text::duration;
 use teiji_render::json;
@@ -26,33 +26,41 @@ pub(super) fn run(args: &Diagnose, service: &Service) -> Result<ExitCode> {
         return Err(Usage("--every must be greater than 0".to_owned()).into());
     }
     let stop = signals::stop_flag()?;
-    let timing = Timing { length: args.length, every: args.every };
+    let timing = Timing { length: args.length, every: args.every, only_whole: args.watch };
     let mut observer = service.observer(&args.vms, timing, args.record.as_deref())?;
     if !args.watch {
         print_line(&format!("observing for {}", duration(args.length.as_nanos() as f64)));
     }
+    let observed = observe(args, &mut observer, &stop);
+    // What was recorded is worth keeping also if the VM has ended or nobody reads what is printed.
+    let finished = observer.finish();
+    let well = observed?;
+    finished?;
+    Ok(exit_code(well))
+}
+
+/// Observes once, or until it is stopped; returns whether all was well at last.
+fn observe(args: &Diagnose, observer: &mut Observer<'_>, stop: &AtomicBool) -> Result<bool> {
     let mut well = true;
     loop {
-        let (diagnosis, notes) = observer.observe(&stop)?;
-        let stopped = stop.load(Ordering::Relaxed);
-        // One that was cut short says little.
-        if !args.watch || !stopped {
+        // With `--watch`, one that was cut short says little.
+        if let Some((diagnosis, notes)) = observer.observe(stop)? {
             notes.iter().for_each(|note| print_line(note));
             print(args, args.watch, &diagnosis)?;
             well = is_well(&diagnosis);
         }
-        if !args.watch || stopped {
-            observer.finish()?;
-            return Ok(exit_code(well));
+        if !args.watch || stop.load(Ordering::Relaxed) {
+            return Ok(well);
         }
     }
 }
 
 /// Prints what was wrong in each observation of a recording.
 fn replay(args: &Diagnose, file: &Path) -> Result<ExitCode> {
-    let (mut well, mut printed) = (true, Ok(()));
+    // As of `--watch`: that of the last one.
+    let (mut well, mut printed) = (false, Ok(()));
     let complete = Service::replay_diagnosis(file, &args.vms, args.unfinished, &mut |diagnosis| {
-        well &= is_well(diagnosis);
+        well = is_well(diagnosis);
         if printed.is_ok() {
             printed = print(args, true, diagnosis);
         }
