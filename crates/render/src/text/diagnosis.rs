@@ -85,12 +85,15 @@ fn of_fault(fault: &Fault, vm: &VmDiagnosis, style: &Style) -> Vec<String> {
 
 /// A text beside its label.
 fn labelled(label: &str, text: &str, style: &Style) -> Vec<String> {
-    let line = |(i, line): (usize, String)| {
-        let label = if i == 0 { label } else { "" };
-        let blank = " ".repeat(LABEL.saturating_sub(columns(label)));
-        format!("  {}{blank}{line}", style.paint(Tone::Faint, label))
-    };
-    wrap(text, WIDTH - LABEL - 2).into_iter().enumerate().map(line).collect()
+    let label = |i| if i == 0 { label } else { "" };
+    let lines = wrap(text, WIDTH - LABEL - 2).into_iter().enumerate();
+    lines.map(|(i, text)| beside(label(i), &text, style)).collect()
+}
+
+/// A line beside its label, as it is.
+fn beside(label: &str, line: &str, style: &Style) -> String {
+    let blank = " ".repeat(LABEL.saturating_sub(columns(label)));
+    format!("  {}{blank}{line}", style.paint(Tone::Faint, label))
 }
 
 /// Where the time of each thread went.
@@ -140,10 +143,11 @@ fn over_time(series: &[Bin], style: &Style) -> Vec<String> {
         // Less would be shown as 0 %.
         (greatest >= 0.005).then(|| {
             let drawn: String = shares.iter().map(|share| column(*share, style)).collect();
-            labelled(label, &format!("|{drawn}| up to {}", percent(greatest)), style)
+            // Not wrapped: blanks are columns of it.
+            beside(label, &format!("|{drawn}| up to {}", percent(greatest)), style)
         })
     };
-    [row("vCPUs ran", |t| t.ran), row("could not", Times::lost)].into_iter().flatten().flatten().collect()
+    [row("vCPUs ran", |t| t.ran), row("could not", Times::lost)].into_iter().flatten().collect()
 }
 
 /// The height of a column: a part of a whole character.
@@ -192,7 +196,7 @@ mod tests {
             headline: "vCPU waits for a CPU: 75 %".into(),
             polled: Some(20),
             threads: vec![time],
-            series: vec![bin(125, 0), bin(25, 200), bin(0, 250), bin(50, 150)],
+            series: vec![bin(125, 0), bin(25, 200), bin(0, 250), bin(0, 250), bin(50, 150)],
             faults: vec![fault],
             unseen: vec!["CPU quotas".into()],
         };
@@ -210,8 +214,8 @@ vCPU waits for a CPU: 75 % (medium confidence)
 
   thread  guest  host  waits  sleeps
   vCPU 0   15 %   5 %   60 %    20 %
-  vCPUs ran   |=. :| up to 50 %
-  could not   | #@+| up to 100 %
+  vCPUs ran   |=.  :| up to 50 %
+  could not   | #@@+| up to 100 %
   polling     2 % of its vCPUs' time, part of `host`
   not seen    CPU quotas
 ";
