@@ -11,8 +11,8 @@
 //! | the system call of a vCPU thread | if it has not begun to run since the look before |
 //! | whether a group is frozen | if no vCPU thread in it has begun to run since the look before |
 //! | what a group's quota took | if it has one, or a thread of the VM has waited for a CPU |
-//! | what KVM polled, page faults, qdiscs, CPUs | at the ends of an observation |
-//! | which groups, quotas and taps there are | at its ends, every 15 s |
+//! | what KVM polled, page faults, qdiscs, CPUs | when an observation begins or ends |
+//! | which groups, quotas and taps there are | when an observation begins or ends, and they have been known for 15 s |
 //! | other threads of the host | if somebody wants to know: it takes longer than all else |
 //!
 //! So what stops a VM is noticed one look later than it could be.

@@ -24,7 +24,7 @@ pub struct VmDiagnosis {
     pub headline: String,
     /// Where the time of its threads went: vCPUs by index, then vhost workers.
     pub threads: Vec<ThreadTime>,
-    /// The same over time.
+    /// Where the time of its vCPUs and of its workers went from one look at the counters to the next.
     pub series: Vec<Bin>,
     /// Part of what its vCPUs ran, together: KVM polled before it let them sleep, ns; `None` if debugfs does not tell.
     pub polled: Option<u64>,
@@ -129,7 +129,7 @@ pub struct Bin {
     pub workers: Times,
     /// Packets for the guest that were taken off its taps.
     pub taken: u64,
-    /// Packets for the guest that found its taps full.
+    /// Packets for the guest that were not: a tap was full, or nobody had it open.
     pub dropped: u64,
 }
 

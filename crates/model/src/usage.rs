@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 pub struct Sample {
     /// `CLOCK_MONOTONIC`.
     pub at: u64,
-    /// Whether an observation ends with it, and the next one, if any, begins.
+    /// Whether it is the first or the last one of an observation, or both: the next one begins with the last one.
     pub ends: bool,
     /// By process id; VMs that have ended are left out.
     pub vms: BTreeMap<u32, VmUsage>,

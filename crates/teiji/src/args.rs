@@ -88,16 +88,16 @@ pub struct Diagnose {
     /// Observation time, such as 5s; below 2s the confidence is lower.
     #[arg(long = "for", value_name = "TIME", value_parser = parse_duration, default_value = "5s")]
     pub length: Duration,
-    /// How often the counters are read meanwhile, such as 100ms: at most 240 times in an observation.
+    /// How often the counters are read, such as 100ms; longer observations are read less often, 240 times at most.
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "500ms")]
     pub every: Duration,
-    /// Observe again and again, until Ctrl-C; with --json one document a line.
+    /// Observe again and again, until Ctrl-C; one that is cut short is not shown. With --json one document a line.
     #[arg(long)]
     pub watch: bool,
-    /// Also write the counters to this file, for --replay.
+    /// Also write the counters to this file, for --replay: those of all VMs of the host, whatever --vm selects.
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
-    /// Show the observations of such a file instead, without root; --vm selects VMs in it.
+    /// Show the observations in a file that --record wrote; needs no root if the file may be read. --vm selects any VM of that host.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["length", "every", "watch", "record"])]
     pub replay: Option<PathBuf>,
     /// Accept a file that is still being written (NAME.*.partial) or was cut off.

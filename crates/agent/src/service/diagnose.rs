@@ -4,9 +4,9 @@
 //!  host::usage ─► Sample, Sample, … ─┬───────────────────────────► analysis::diagnose ─► Diagnosis
 //!                                    └─► UsageRecorder ─► file ─►        the same
 //! ```
-//! An observation that follows another one begins with the last sample of it. What each thread of the host has run, which tells who
-//! has a CPU that others wait for, takes most of the time of a look: so the ends of an observation have that only in the first one,
-//! and after one in which threads waited for a CPU.
+//! An observation begins with the last sample of the one before it. Most of the time of a look would go to what each thread of the
+//! host has run, which tells who has a CPU that others wait for. So that is read only when the first observation begins and ends, and in
+//! those that follow one in which threads waited for a CPU.
 
 use super::{Error, Service};
 use crate::output::{Output, Rights};
@@ -39,7 +39,7 @@ pub struct Timing {
     pub length: Duration,
     /// How often; less often if that would be more than 240 times.
     pub every: Duration,
-    /// One that is cut short is neither told nor recorded.
+    /// One that is cut short has no result, and a recording does not have its end, so that a replay does not show it.
     pub only_whole: bool,
 }
 

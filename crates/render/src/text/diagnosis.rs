@@ -147,7 +147,7 @@ fn over_time(series: &[Bin], style: &Style) -> Vec<String> {
             beside(label, &format!("|{drawn}| up to {}", percent(greatest)), style)
         })
     };
-    [row("vCPUs ran", |t| t.ran), row("could not", Times::lost)].into_iter().flatten().collect()
+    [row("vCPUs ran", |t| t.ran), row("vCPUs lost", Times::lost)].into_iter().flatten().collect()
 }
 
 /// The height of a column: a part of a whole character.
@@ -215,7 +215,7 @@ vCPU waits for a CPU: 75 % (medium confidence)
   thread  guest  host  waits  sleeps
   vCPU 0   15 %   5 %   60 %    20 %
   vCPUs ran   |=.  :| up to 50 %
-  could not   | #@@+| up to 100 %
+  vCPUs lost  | #@@+| up to 100 %
   polling     2 % of its vCPUs' time, part of `host`
   not seen    CPU quotas
 ";

@@ -39,15 +39,15 @@ pub(super) fn run(args: &Diagnose, service: &Service) -> Result<ExitCode> {
     Ok(exit_code(well))
 }
 
-/// Observes once, or until it is stopped; returns whether all was well at last.
-fn observe(args: &Diagnose, observer: &mut Observer<'_>, stop: &AtomicBool) -> Result<bool> {
-    let mut well = true;
+/// Observes once, or until it is stopped; returns whether all was well at last, `None` if no observation was completed.
+fn observe(args: &Diagnose, observer: &mut Observer<'_>, stop: &AtomicBool) -> Result<Option<bool>> {
+    let mut well = None;
     loop {
         // With `--watch`, one that was cut short says little.
         if let Some((diagnosis, notes)) = observer.observe(stop)? {
             notes.iter().for_each(|note| print_line(note));
             print(args, args.watch, &diagnosis)?;
-            well = is_well(&diagnosis);
+            well = Some(is_well(&diagnosis));
         }
         if !args.watch || stop.load(Ordering::Relaxed) {
             return Ok(well);
@@ -58,9 +58,9 @@ fn observe(args: &Diagnose, observer: &mut Observer<'_>, stop: &AtomicBool) -> R
 /// Prints what was wrong in each observation of a recording.
 fn replay(args: &Diagnose, file: &Path) -> Result<ExitCode> {
     // As of `--watch`: that of the last one.
-    let (mut well, mut printed) = (false, Ok(()));
+    let (mut well, mut printed) = (None, Ok(()));
     let complete = Service::replay_diagnosis(file, &args.vms, args.unfinished, &mut |diagnosis| {
-        well = is_well(diagnosis);
+        well = Some(is_well(diagnosis));
         if printed.is_ok() {
             printed = print(args, true, diagnosis);
         }
@@ -86,6 +86,9 @@ fn is_well(diagnosis: &Diagnosis) -> bool {
     !diagnosis.vms.is_empty() && diagnosis.vms.iter().all(VmDiagnosis::is_well)
 }
 
-fn exit_code(well: bool) -> ExitCode {
-    if well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+fn exit_code(well: Option<bool>) -> ExitCode {
+    if well.is_none() {
+        print_line("no observation was completed, so nothing can be told");
+    }
+    if well == Some(true) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
