@@ -28,6 +28,7 @@ const CRATES: [Crate; 12] = [
         others: Some(&[
             "crc32fast",
             "hmac",
+            "lz4_flex",
             "postcard",
             "serde",
             "serde_json",
