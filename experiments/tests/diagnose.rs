@@ -119,12 +119,16 @@ fn a_recording_shows_what_was_seen() {
     assert!(refused("diagnose --replay /tmp/d.teiji --vm vm9").contains("no VM `vm9`"));
     assert!(refused("replay /tmp/d.teiji").contains("teiji diagnose --replay"));
 
-    let watch = "timeout -s INT 8 /mnt/bin/teiji diagnose --watch --for 2s --record /tmp/w.teiji --json >/tmp/live || [ $? -lt 125 ]";
+    let watch = "timeout -s INT 8 /mnt/bin/teiji diagnose --watch --for 2s --record /tmp/w.teiji --json >/tmp/live 2>/tmp/watch.err || [ $? -lt 125 ]";
     run(watch);
-    let (live, replayed) =
-        (run("cat /tmp/live"), run("/mnt/bin/teiji diagnose --replay /tmp/w.teiji --json || [ $? = 1 ]"));
+    let (live, replayed) = (
+        run("cat /tmp/live"),
+        run("/mnt/bin/teiji diagnose --replay /tmp/w.teiji --json 2>/tmp/replay.err || [ $? = 1 ]"),
+    );
     let (live, replayed): (Vec<&str>, Vec<&str>) = (live.lines().collect(), replayed.lines().collect());
-    assert!(!live.is_empty());
+    let said = run("ls -l /tmp/w.*; cat /tmp/watch.err /tmp/replay.err");
+    eprintln!("{said}");
+    assert!(!live.is_empty(), "{said}");
     // The last one, which was cut short, is in neither.
     assert_eq!(live, replayed);
     let bytes: u64 = run("stat -c %s /tmp/w.teiji").parse().unwrap();

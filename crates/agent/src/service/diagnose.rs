@@ -88,13 +88,13 @@ impl Observer<'_> {
                 recorder.sample(sample);
             }
         };
-        let begun = Instant::now();
         let first = self.last.take().unwrap_or_else(|| {
             let mut first = reader.look(&observed.vms, Look::End);
             first.threads = reader.threads();
             record(&first);
             first
         });
+        let begun = Instant::now();
         let mut samples = vec![first];
         let interval = every.max(length / MOST);
         let mut next = interval;
