@@ -119,7 +119,8 @@ fn a_recording_shows_what_was_seen() {
     assert!(refused("diagnose --replay /tmp/d.teiji --vm vm9").contains("no VM `vm9`"));
     assert!(refused("replay /tmp/d.teiji").contains("teiji diagnose --replay"));
 
-    let watch = "timeout -s INT 8 /mnt/bin/teiji diagnose --watch --for 2s --record /tmp/w.teiji --json >/tmp/live 2>/tmp/watch.err || [ $? -lt 125 ]";
+    // In the foreground: else the whole group is sent the signal as well, and the second one ends teiji at once.
+    let watch = "timeout --foreground -s INT 8 /mnt/bin/teiji diagnose --watch --for 2s --record /tmp/w.teiji --json >/tmp/live 2>/tmp/watch.err || [ $? -lt 125 ]";
     run(watch);
     let (live, replayed) = (
         run("cat /tmp/live"),
