@@ -222,7 +222,7 @@ fn usage(of: &mut OfVm, vm: &Vm, all: bool, files: &mut Files<'_>) -> VmUsage {
         {
             group.throttled = value(text, "throttled_usec").saturating_mul(1000);
         }
-        group.frozen = (all || !ran_in.iter().any(|other| is_within(other, &group.path)))
+        group.frozen = (all || !ran_in.iter().any(|other| group.contains(other)))
             && files
                 .root
                 .text(&format!("{dir}cgroup.events"))
@@ -442,11 +442,6 @@ impl StatOfThread {
             guest: field(43)?,
         })
     }
-}
-
-/// Whether a group is this one, or below it.
-fn is_within(group: &str, path: &str) -> bool {
-    group.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// The number after a key, on a line of its own; 0 if there is none.

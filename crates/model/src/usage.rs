@@ -126,6 +126,13 @@ pub struct GroupUsage {
     pub quota: Option<u64>,
 }
 
+impl GroupUsage {
+    /// Whether a group is this one, or below it.
+    pub fn contains(&self, group: &str) -> bool {
+        group.strip_prefix(&self.path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    }
+}
+
 /// A CPU of the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuUsage {

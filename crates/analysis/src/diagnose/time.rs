@@ -119,19 +119,20 @@ fn frozen(first: &VmUsage, last: &VmUsage, threads: &mut Threads) {
 
 /// What the quotas of groups took of the threads, as far as these waited.
 fn throttled(first: &VmUsage, last: &VmUsage, threads: &mut Threads) {
-    fn grown<'a>(before: &BTreeMap<&str, u64>, group: &'a GroupUsage) -> Option<(&'a str, u64)> {
-        let ns = group.throttled.saturating_sub(*before.get(group.path.as_str())?);
-        (ns > 0).then_some((&group.path, ns))
-    }
-    let before = first.groups.iter().map(|group| (group.path.as_str(), group.throttled)).collect();
+    let before: BTreeMap<&str, u64> =
+        first.groups.iter().map(|group| (group.path.as_str(), group.throttled)).collect();
+    let grown = |group: &GroupUsage| Some(group.throttled.saturating_sub(*before.get(group.path.as_str())?));
     // Groups one below the other throttle the same threads: that with the most counts, for those that it limits most.
-    let grown: Vec<(&str, u64)> = last.groups.iter().filter_map(|group| grown(&before, group)).collect();
+    let grown: Vec<(&GroupUsage, u64)> = last
+        .groups
+        .iter()
+        .filter_map(|group| Some((group, grown(group)?)))
+        .filter(|(_, ns)| *ns > 0)
+        .collect();
     let limit = |tid: &u32| {
-        let group = last.threads.get(tid)?.group.as_str();
-        let is_in = |path: &str| {
-            group.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
-        grown.iter().filter(|(path, _)| is_in(path)).max_by_key(|(_, ns)| *ns)
+        let thread = last.threads.get(tid)?;
+        let limits = grown.iter().filter(|(group, _)| group.contains(&thread.group));
+        limits.max_by_key(|(_, ns)| *ns).map(|(group, ns)| (group.path.as_str(), *ns))
     };
     let mut wanted: BTreeMap<&str, u64> = BTreeMap::new();
     for ((_, tid), time) in threads.iter() {
@@ -143,7 +144,7 @@ fn throttled(first: &VmUsage, last: &VmUsage, threads: &mut Threads) {
     for ((_, tid), time) in threads.iter_mut() {
         let Some((path, ns)) = limit(tid) else { continue };
         let all = wanted.get(path).copied().unwrap_or(0).max(1);
-        let part = u128::from(*ns) * u128::from(time.ran + time.waited) / u128::from(all);
+        let part = u128::from(ns) * u128::from(time.ran + time.waited) / u128::from(all);
         let taken = u64::try_from(part).unwrap_or(u64::MAX).min(time.waited);
         time.waited -= taken;
         time.throttled += taken;
