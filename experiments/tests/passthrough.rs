@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     let tests = teiji_lab::tests![
         vms_names_the_virtual_function,
         without_the_guests_program_the_interrupts_are_seen,
-        interrupts_before_the_trace_are_left_out,
+        interrupts_before_and_after_the_trace_are_left_out,
         requests_are_followed_from_the_interrupt_to_the_guests_driver,
     ];
     harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))
@@ -147,8 +147,8 @@ fn without_the_guests_program_the_interrupts_are_seen() {
     assert!(tracing::printed(&replayed) == traced.report, "replay differs from the live report");
 }
 
-/// While the probes are attached one after the other, who accepts an interrupt may not be seen yet.
-fn interrupts_before_the_trace_are_left_out() {
+/// While the probes are attached and detached one after the other, who accepts an interrupt may not be seen.
+fn interrupts_before_and_after_the_trace_are_left_out() {
     let ping = format!("exec ip netns exec peer ping -q -i 0.02 {}", vm1().vf_ip());
     let ping = LAB.host.spawn(&ping).unwrap();
     let trace = Trace::start(&LAB, "before", TRACE, true).unwrap();

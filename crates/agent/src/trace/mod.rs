@@ -275,6 +275,7 @@ pub fn run(
                     std::thread::sleep(LAST_INTERVAL);
                 }
             }
+            session.nic_irqs.end(now());
             tracer.stop();
         }
         let taken = drain(&mut tracer, &mut counters, &mut counted_at, &mut |item| session.take(item))?;

@@ -17,6 +17,8 @@ pub(super) struct NicIrqs {
     nics: BTreeMap<u32, (u64, Vec<String>)>,
     /// By VM and interrupt: whether it is that of such a NIC, and until when that is believed.
     known: HashMap<(u32, u32), (bool, u64)>,
+    /// When the probes began to be detached, ns; `None` while they are attached.
+    ended: Option<u64>,
     /// Where the kernel half reads which interrupts it need not tell.
     others: Option<OtherIrqs>,
 }
@@ -41,11 +43,19 @@ impl NicIrqs {
         }
     }
 
-    /// Whether an interrupt at `ts` was that of a NIC that its VM was known to have been given.
+    /// From `ts` on, the probes are detached.
+    pub(super) fn end(&mut self, ts: u64) {
+        self.ended = Some(ts);
+    }
+
+    /// Whether an interrupt at `ts` was that of a NIC that its VM was known to have been given, while all probes were attached.
     ///
-    /// Earlier ones are not told: the analysis does not know the NIC then, and while the probes are attached one after the other,
-    /// who accepted an interrupt may have been missed.
+    /// Others are not told: while the probes are attached and detached one after the other, who accepted an interrupt may be
+    /// missed; and before, the analysis does not know the NIC.
     pub(super) fn has(&mut self, ts: u64, i: &DeviceInterrupt) -> bool {
+        if self.ended.is_some_and(|ended| ts >= ended) {
+            return false;
+        }
         let Some((_, nics)) = self.nics.get(&i.vm).filter(|(since, _)| ts >= *since) else { return false };
         if let Some((is_nics, until)) = self.known.get(&(i.vm, i.irq))
             && ts < *until
@@ -96,6 +106,9 @@ mod tests {
         fs::rename(irqs.join("40"), irqs.join("41")).unwrap();
         assert_eq!(at(2), [true, false, false]);
         assert_eq!(at(1 + NicIrqs::BELIEVED), [false, true, false]);
+        nic_irqs.end(2 + NicIrqs::BELIEVED);
+        assert!(nic_irqs.has(1 + NicIrqs::BELIEVED, &interrupt(7, 41)));
+        assert!(!nic_irqs.has(2 + NicIrqs::BELIEVED, &interrupt(7, 41)), "told while probes were detached");
         nic_irqs.set(3, 7, Vec::new());
         assert!(!nic_irqs.has(1 + NicIrqs::BELIEVED, &interrupt(7, 41)));
         fs::remove_dir_all(&dir).unwrap();
