@@ -29,6 +29,7 @@ static u8 test_context SEC(".bss.test");
 #include "threads.bpf.h"
 #include "serving.bpf.h"
 #include "signals.bpf.h"
+#include "taking.bpf.h"
 /* the task that a test says, and what is of each CPU is of all */
 static u64 test_task SEC(".bss.test");
 #define bpf_get_current_task() test_task
@@ -185,7 +186,10 @@ enum happening {
 	DEVICE_IRQ_BEGINS,
 	DEVICE_IRQ_ENDS,
 	DEVICE_INTERRUPTS_VM,
-	DEVICE_INTERRUPT_ACCEPTED
+	DEVICE_INTERRUPT_ACCEPTED,
+	LOOKS,
+	HAS_READ,
+	VMM_SIGNALS
 };
 
 /* What happens to a thread, or is asked about it. */
@@ -200,6 +204,8 @@ struct event {
 	 * ACCEPTED, DEVICE_INTERRUPT_ACCEPTED: the vCPU
 	 * DEVICE_IRQ_BEGINS: the host's number of the interrupt
 	 * DEVICE_INTERRUPTS_VM: the VM
+	 * LOOKS: whether there is a packet
+	 * VMM_SIGNALS: the interrupt's number
 	 * TAKES, SENDS, SIGNALS_SENT_FRAMES, BEGINS_ROUND, BEGINS_FIRST_ROUND: how many buffers the
 	 *   worker has written by then
 	 * ENTRY_TIME: how much later the interrupt was accepted than the time of the entry was read, ns
@@ -303,6 +309,19 @@ int happen(struct __sk_buff *skb)
 	}
 	if (e.happening == SIGNALLED) {
 		signal_ends(c);
+		return 0;
+	}
+	if (e.happening == LOOKS) {
+		looks_at_tap(c, e.now, &q);
+		finds(c, &q, e.arg);
+		return 0;
+	}
+	if (e.happening == HAS_READ) {
+		has_read(c);
+		return 0;
+	}
+	if (e.happening == VMM_SIGNALS) {
+		thread_of_vmm_signals(c, TOLD_VM, e.arg);
 		return 0;
 	}
 	clock_read(c, e.now, spent);

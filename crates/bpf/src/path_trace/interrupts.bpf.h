@@ -84,9 +84,6 @@ int BPF_PROG(on_written)
 	return 0;
 }
 
-/* See vmm.bpf.h. */
-static __always_inline void thread_of_vmm_signals(struct clock *c, struct kvm *kvm, u64 interrupt);
-
 /*
  * The interrupt goes through an irqfd, in the worker's context. (irqfd_wakeup, its caller, and kvm_vcpu_halt,
  * the caller of kvm_arch_no_poll, would be the obvious places; on Linux 7.2 an fentry on them attaches and
@@ -109,7 +106,7 @@ int BPF_PROG(on_irqfd, struct kvm_kernel_irq_routing_entry *entry, struct kvm *k
 	if (!c || interrupted())
 		return 0;
 	if (c->reads)
-		thread_of_vmm_signals(c, kvm, route_id(READ(entry, gsi)));
+		thread_of_vmm_signals(c, READ(kvm, userspace_pid), route_id(READ(entry, gsi)));
 	/* not kvm->userspace_pid: in Linux 6.12 its offset is too large for a load instruction */
 	else
 		note_signalled_vm(c, READ(kvm, userspace_pid));

@@ -124,6 +124,7 @@ enum holds {
 enum reads {
 	READS_NOTHING = 1,
 	READS_PACKET,
+	READS_UNSEEN, /* it found none, and has got one */
 };
 
 struct clock {

@@ -81,6 +81,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #include "threads.bpf.h"
 #include "serving.bpf.h"
 #include "signals.bpf.h"
+#include "taking.bpf.h"
 #include "devices.bpf.h"
 #include "interrupts.bpf.h"
 #include "drops.bpf.h"

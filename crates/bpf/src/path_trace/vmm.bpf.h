@@ -31,50 +31,6 @@ static __always_inline struct tun_file *queue_of_file(struct kiocb *iocb, struct
 	return tfile;
 }
 
-/* It cannot be told how the packets that the thread has taken are signalled: they are counted. If the queue's
- * interrupt was sent for them, the record says since when. vm: it is not learnt yet whose the interrupt is
- * that was sent; 0 for other reasons. */
-static __always_inline void give_up_taken(struct clock *c, u64 now, u32 vm)
-{
-	c->signal.queue = c->taking;
-	emit_unknown(c, now, c->signal.begun ? c->signal.begun : now, vm, 0);
-	c->signal.begun = 0;
-	c->taking.ifindex = 0;
-}
-
-/*
- * The thread looks for the next packet, and has not signalled the last one. A VMM that signals each packet
- * has written it to the ring before, and found that the guest wants no interrupt: see packets_written(). If
- * the thread has lost its CPU meanwhile, the guest may have handled the packet and halted. A VMM that signals
- * after the last packet may signal still.
- */
-static __always_inline void not_signalled(struct clock *c, u64 now)
-{
-	struct tap_queue q = c->taking;
-	struct served *s = bpf_map_lookup_elem(&served, &q);
-	struct vcpu_key *target = bpf_map_lookup_elem(&target_vcpus, &q);
-	struct clock *vcpu = target ? vcpu_clock(target) : NULL;
-	u64 replaced, spent[STATES];
-	struct rec_irq *r;
-	u8 state;
-
-	if (!s || !s->interrupt.known || s->in_batches)
-		return;
-	if (!vcpu || c->spent[STATE_READY] != c->ready_before)
-		return give_up_taken(c, now, 0);
-	replaced = request_entry(vcpu, now);
-	state = clock_peek(vcpu, now, spent);
-	if (state == STATE_GUEST)
-		cancel_request(vcpu, now, replaced);
-	c->signal.queue = q;
-	r = reserve_irq(c, now, DELIVERY_SUPPRESSED, now);
-	if (r) {
-		fill_vcpu(r, target, vcpu_index(vcpu), state, spent);
-		submit(r);
-	}
-	c->taking.ifindex = 0;
-}
-
 /* The packet that a reader of the tap gets next, NULL if there is none. One that comes right now may be got
  * and not be seen here: on_vmm_has_read() counts it. */
 static __always_inline struct sk_buff *next_packet(struct tun_file *tfile)
@@ -106,20 +62,11 @@ int BPF_PROG(on_vmm_read, struct kiocb *iocb)
 	if (!c || c->actor != ACTOR_WORKER)
 		return 0;
 	refer(&workers, &q, c);
-	/* an interrupt was sent, and no vCPU was seen to accept it; or the thread serves another queue */
-	if (c->taking.ifindex &&
-	    (c->signal.begun || c->taking.ifindex != q.ifindex || c->taking.queue != q.queue))
-		give_up_taken(c, now, 0);
-	else if (c->taking.ifindex)
-		not_signalled(c, now);
-	c->signal.begun = 0;
-
+	looks_at_tap(c, now, &q);
 	skb = next_packet(tfile);
-	c->reads = skb ? READS_PACKET : READS_NOTHING;
+	finds(c, &q, skb);
 	if (!skb)
 		return 0;
-	c->taking = q;
-	c->ready_before = c->spent[STATE_READY];
 	if ((u64)skb & 1) { /* TUN_XDP_FLAG */
 		count(COUNT_UNIDENTIFIED);
 		return 0;
@@ -139,50 +86,9 @@ int BPF_PROG(on_vmm_has_read, struct kiocb *iocb, void *to, s64 got)
 {
 	struct clock *c = clock_of(current_tid());
 
-	if (c && c->reads == READS_NOTHING && got > 0)
-		count(COUNT_UNIDENTIFIED);
+	if (c && got > 0)
+		has_read(c);
 	return 0;
-}
-
-/* The VMM's thread tells KVM to send this interrupt. */
-static __always_inline void vmm_signals(struct clock *c, struct kvm *kvm, u64 interrupt)
-{
-	struct tap_queue q = c->taking;
-	struct served *s = bpf_map_lookup_elem(&served, &q);
-	u64 now = bpf_ktime_get_ns();
-
-	if (!s) {
-		struct served fresh = {};
-
-		bpf_map_update_elem(&served, &q, &fresh, BPF_ANY);
-		s = bpf_map_lookup_elem(&served, &q);
-		if (!s)
-			return;
-	}
-	c->signal.vm = READ(kvm, userspace_pid);
-	/* the queue's own may follow */
-	if (is_of_others(c->signal.vm, interrupt, false))
-		return;
-	if (!learn(&s->interrupt, interrupt))
-		return give_up_taken(c, now, c->signal.vm);
-	/* only of the queue's own: another device's may come at any time */
-	if (c->reads == READS_NOTHING)
-		s->in_batches = 1;
-	c->signal.queue = q;
-	c->signal.sent = 0;
-	c->signal.entry_requested = 0;
-	c->signal.written = 0;
-	c->signal.begun = now;
-}
-
-/* A thread that has looked at a tap tells KVM to send this interrupt. After it has sent a frame, one that
- * comes without packets may be of the tap's transmit queue, which may share it with the receive queue. */
-static __always_inline void thread_of_vmm_signals(struct clock *c, struct kvm *kvm, u64 interrupt)
-{
-	if (c->taking.ifindex)
-		vmm_signals(c, kvm, interrupt);
-	else if (!c->sends)
-		is_of_others(READ(kvm, userspace_pid), interrupt, true);
 }
 
 SEC("fentry/kvm_send_userspace_msi")
@@ -192,7 +98,8 @@ int BPF_PROG(on_vmm_msi, struct kvm *kvm, struct kvm_msi *msi)
 
 	if (c && c->reads)
 		thread_of_vmm_signals(
-		    c, kvm, message_id(READ(msi, address_lo), READ(msi, address_hi), READ(msi, data)));
+		    c, READ(kvm, userspace_pid),
+		    message_id(READ(msi, address_lo), READ(msi, address_hi), READ(msi, data)));
 	return 0;
 }
 

@@ -1,7 +1,9 @@
 //! What is learnt, in the kernel, of the queues of a tap that the VMM serves itself.
 
-use super::load;
+use super::threads::{Happening, Host, TOLD, TOLD_WORKER, US, records, telling};
+use super::{clock, load, types};
 use libbpf_rs::{Object, ProgramInput};
+use teiji_model::event::{Delivery, EventKind};
 use teiji_model::flow::Flow;
 
 fn words(words: [u64; 3]) -> Vec<u8> {
@@ -87,4 +89,118 @@ fn a_frame_is_put_down_to_a_doorbell_if_it_was_the_only_one() {
     assert_eq!(asked(300), 7);
     // Two vCPUs ring at once, and the later one is noted first.
     assert_eq!(ring(&object, 8, 309, 305), 0);
+}
+
+/// The interrupt of the receive queue, and that of a disk which the same thread serves.
+const TAP: u32 = 8;
+const DISK: u32 = 7;
+
+/// A host with a thread of a VMM that serves a tap, and a vCPU in guest mode.
+fn serving() -> Host {
+    let host = telling();
+    clock(&host.object, "meet_worker", TOLD_WORKER, 0);
+    host.happens(Happening::Enters, 0, TOLD, 0);
+    host
+}
+
+/// The thread looks for a packet, which is there or not.
+fn looks(host: &mut Host, packet: bool) {
+    host.passes(10 * US);
+    host.happens(Happening::Looks, 0, TOLD_WORKER, packet.into());
+}
+
+/// It gets one that is there by now.
+fn has_read(host: &mut Host) {
+    host.passes(10 * US);
+    host.happens(Happening::HasRead, 0, TOLD_WORKER, 0);
+}
+
+/// It tells KVM to send an interrupt, which the vCPU accepts.
+fn signals(host: &mut Host, interrupt: u32) {
+    host.passes(10 * US);
+    host.happens(Happening::VmmSignals, 0, TOLD_WORKER, interrupt);
+    host.happens(Happening::Accepted, types::wake_context::CONTEXT_THREAD.0, TOLD_WORKER, 3);
+}
+
+/// A packet that is seen is taken and signalled, and then there is none.
+fn serves_a_packet(host: &mut Host, interrupt: u32) {
+    looks(host, true);
+    has_read(host);
+    signals(host, interrupt);
+    looks(host, false);
+}
+
+/// How the packets taken since this was last asked were signalled.
+fn deliveries(host: &Host) -> Vec<Delivery> {
+    let delivery = |(_, kind)| match kind {
+        EventKind::Interrupt(i) => Some(i.delivery),
+        _ => None,
+    };
+    records(&host.object).into_iter().filter_map(delivery).collect()
+}
+
+/// The tap is looked at in vain, and a packet comes before it is read: at once, or long after, if the thread has lost its CPU.
+#[test]
+fn a_packet_that_comes_after_the_look_is_not_taken_for_the_last_of_several() {
+    let mut host = serving();
+    serves_a_packet(&mut host, TAP);
+    assert_eq!(deliveries(&host), [Delivery::Unknown], "the interrupt is not known");
+    // The guest wants no interrupt for a packet, and one for the next.
+    looks(&mut host, true);
+    has_read(&mut host);
+    looks(&mut host, false);
+    has_read(&mut host);
+    signals(&mut host, TAP);
+    looks(&mut host, false);
+    assert_eq!(deliveries(&host), [Delivery::Unknown]);
+    serves_a_packet(&mut host, TAP);
+    assert!(matches!(deliveries(&host)[..], [Delivery::Accepted | Delivery::Posted]), "it is known");
+    // This VMM has not been seen to signal several packets at once: for this one it has sent none.
+    looks(&mut host, true);
+    has_read(&mut host);
+    looks(&mut host, false);
+    assert_eq!(deliveries(&host), [Delivery::Suppressed]);
+}
+
+#[test]
+fn interrupts_for_packets_that_come_after_the_look_are_not_another_devices() {
+    let mut host = serving();
+    for _ in 0..3 {
+        looks(&mut host, false);
+        has_read(&mut host);
+        signals(&mut host, TAP);
+        looks(&mut host, false);
+        signals(&mut host, DISK);
+    }
+    for _ in 0..2 {
+        serves_a_packet(&mut host, TAP);
+    }
+    assert!(matches!(deliveries(&host)[..], [Delivery::Unknown, Delivery::Accepted | Delivery::Posted]));
+    serves_a_packet(&mut host, DISK);
+    assert_eq!(deliveries(&host), [Delivery::Suppressed], "the disk's is not taken for the tap's");
+}
+
+/// A VMM that signals after the last of several packets.
+#[test]
+fn packets_signalled_together_are_followed_where_one_more_comes_after_the_look() {
+    let mut host = serving();
+    let several = |host: &mut Host, unseen: bool| {
+        for _ in 0..2 {
+            looks(host, true);
+            has_read(host);
+        }
+        looks(host, false);
+        if unseen {
+            has_read(host);
+            looks(host, false);
+        }
+        signals(host, TAP);
+    };
+    several(&mut host, false);
+    several(&mut host, false);
+    deliveries(&host);
+    for unseen in [false, true] {
+        several(&mut host, unseen);
+        assert!(matches!(deliveries(&host)[..], [Delivery::Accepted | Delivery::Posted]), "{unseen}");
+    }
 }

@@ -56,6 +56,9 @@ pub(super) enum Happening {
     DeviceIrqEnds,
     DeviceInterruptsVm,
     DeviceInterruptAccepted,
+    Looks,
+    HasRead,
+    VmmSignals,
 }
 
 pub(super) struct Host {
