@@ -55,7 +55,8 @@ pub struct Counters {
     /// (`bpf_prog_info.recursion_misses`). Each of them may have been an event.
     #[serde(default)]
     pub missed: u64,
-    /// Packets that a probe could not identify (not IP, headers outside the linear part, XDP frames).
+    /// Packets that a probe could not identify (not IP, headers outside the linear part, XDP frames, packets that a
+    /// VMM which serves its tap itself began to wait for before they came).
     pub unidentified: u64,
     /// Process ids of traced VMs that ended before the trace did; of the first [`MAX_VMS`] of them.
     pub vanished: Vec<u32>,

@@ -189,7 +189,8 @@ enum happening {
 	DEVICE_INTERRUPT_ACCEPTED,
 	LOOKS,
 	HAS_READ,
-	VMM_SIGNALS
+	VMM_SIGNALS,
+	VMM_SENDS
 };
 
 /* What happens to a thread, or is asked about it. */
@@ -317,7 +318,11 @@ int happen(struct __sk_buff *skb)
 		return 0;
 	}
 	if (e.happening == HAS_READ) {
-		has_read(c);
+		return has_read(c);
+	}
+	if (e.happening == VMM_SENDS) {
+		sends_frame(c, e.now);
+		c->sends = 1;
 		return 0;
 	}
 	if (e.happening == VMM_SIGNALS) {

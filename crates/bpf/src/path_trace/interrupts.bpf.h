@@ -105,9 +105,9 @@ int BPF_PROG(on_irqfd, struct kvm_kernel_irq_routing_entry *entry, struct kvm *k
 	c = clock_of(current_tid());
 	if (!c || interrupted())
 		return 0;
+	/* not kvm->userspace_pid: in Linux 6.12 its offset is too large for a load instruction */
 	if (c->reads)
 		thread_of_vmm_signals(c, READ(kvm, userspace_pid), route_id(READ(entry, gsi)));
-	/* not kvm->userspace_pid: in Linux 6.12 its offset is too large for a load instruction */
 	else
 		note_signalled_vm(c, READ(kvm, userspace_pid));
 	return 0;

@@ -369,7 +369,8 @@ struct learnt {
 struct served {
 	struct learnt interrupt;
 	struct learnt doorbell;
-	__u8 in_batches; /* the VMM signals after it has taken the last packet, not after each */
+	/* above 0: the VMM signals after it has taken the last packet; else after each. See taking.bpf.h. */
+	__s8 batches;
 	__u8 pad[7];
 };
 

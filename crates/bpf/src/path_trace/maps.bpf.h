@@ -121,10 +121,12 @@ enum holds {
 			   vhost discarded them */
 };
 
+/* What a VMM's thread has found and got since it last looked at a tap in vain, or took a packet off it. */
 enum reads {
-	READS_NOTHING = 1,
-	READS_PACKET,
-	READS_UNSEEN, /* it found none, and has got one */
+	READS_NOTHING = 1, /* it found none */
+	READS_PACKET,	   /* it found one */
+	READS_GOT,	   /* it got the one that it found */
+	READS_UNSEEN	   /* it got one that was not seen; it may have looked in vain since */
 };
 
 struct clock {
@@ -159,7 +161,7 @@ struct clock {
 	struct tap_queue taking;
 	u64 ready_before; /* how long it had waited for a CPU when it took the last of them */
 	u64 slept_at;	  /* when it last fell asleep; 0: never seen */
-	u8 reads;	  /* enum reads: what its last look at the tap finds */
+	u8 reads;	  /* enum reads; 0: it has not looked at a tap */
 	u8 sends;	  /* it has sent a frame since it slept */
 	u16 last_used;	  /* worker: last_used() when it last took a packet */
 	u32 tid;

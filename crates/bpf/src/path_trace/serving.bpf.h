@@ -10,7 +10,7 @@
  * packets; of all others it is not known whose they are. Another device's that the same thread serves, such
  * as a disk's, comes first if the guest wanted no interrupt for the packets. It is also sent when the thread
  * holds none, and more often: such an interrupt is not learnt, and says nothing against the one that is in
- * doubt.
+ * doubt. Nor does one that is sent after a packet that was not seen: see taking.bpf.h.
  *
  *                   another, for the 1st time             the same again
  *   [known or not] ──────────────────────────► [doubted] ───────────────► [known]

@@ -4,7 +4,7 @@
  * taken to the guest's ring, and sends an interrupt if the guest wants one. Here is what is known of a signal
  * from its beginning to its record, with an interrupt and without; also if the kernel skipped a run of a
  * probe, as it does while another thread is preempted within the same probe on that CPU. The probes are in
- * interrupts.bpf.h and path_trace.bpf.c; taking.bpf.h has those of taps that the VMM serves itself.
+ * interrupts.bpf.h and path_trace.bpf.c. Of taps that the VMM serves itself, taking.bpf.h says this.
  *
  *   function of the kernel               probe           calls
  *   handle_rx, entry                     on_handle_rx    round_begins()

@@ -6,6 +6,14 @@
  *   looks_at_tap(), finds()   it looks for a packet, and finds one or none
  *   has_read()                it has got one
  *   thread_of_vmm_signals()   it tells KVM to send an interrupt
+ *   sends_frame()             it sends a frame of the guest
+ *
+ * A packet that comes after the look is got and not seen: at once, or long after, if the thread loses its CPU
+ * in between. Nothing is learnt from the interrupt that is sent next.
+ *
+ * Some VMMs signal each packet, some the last of several, before they sleep or when the guest's ring is full.
+ * It is learnt which by each interrupt of the queue: one that comes after a look in vain speaks for several,
+ * one that comes right after a packet for each.
  */
 #ifndef TEIJI_TAKING_BPF_H
 #define TEIJI_TAKING_BPF_H
@@ -37,7 +45,7 @@ static __always_inline void not_signalled(struct clock *c, u64 now)
 	struct rec_irq *r;
 	u8 state;
 
-	if (!s || !s->interrupt.known || s->in_batches)
+	if (!s || !s->interrupt.known || s->batches > 0)
 		return;
 	if (!vcpu || c->spent[STATE_READY] != c->ready_before)
 		return give_up_taken(c, now, 0);
@@ -69,33 +77,49 @@ static __always_inline void looks_at_tap(struct clock *c, u64 now, const struct 
 /* It finds a packet there, or none. */
 static __always_inline void finds(struct clock *c, const struct tap_queue *q, bool packet)
 {
-	c->reads = packet ? READS_PACKET : READS_NOTHING;
-	if (!packet)
-		return;
-	c->taking = *q;
-	c->ready_before = c->spent[STATE_READY];
+	if (packet) {
+		c->reads = READS_PACKET;
+		c->taking = *q;
+		c->ready_before = c->spent[STATE_READY];
+	} else if (c->reads != READS_UNSEEN) {
+		c->reads = READS_NOTHING;
+	}
 }
 
-/* The thread has got a packet off the tap. If it found none when it looked, one has come in between: at once,
- * or long after, if the thread has lost its CPU meanwhile. Of that one it is not known how it is signalled. */
-static __always_inline void has_read(struct clock *c)
+/* It has got a packet. Returns whether that one was not seen. */
+static __always_inline bool has_read(struct clock *c)
 {
-	if (c->reads != READS_NOTHING)
-		return;
-	count(COUNT_UNIDENTIFIED);
-	c->reads = READS_UNSEEN;
+	bool seen = c->reads == READS_PACKET;
+
+	c->reads = seen ? READS_GOT : READS_UNSEEN;
+	return !seen;
 }
 
-/* The VMM's thread tells KVM to send this interrupt. */
+/* How far the evidence goes, either way: guests are moved, and VMMs are updated under them. */
+#define MOST_BATCHES 4
+
+/* The queue's interrupt comes after a look in vain, or right after a packet. */
+static __always_inline void learn_batches(struct served *s, bool in_vain)
+{
+	if (in_vain ? s->batches < MOST_BATCHES : s->batches > -MOST_BATCHES)
+		s->batches += in_vain ? 1 : -1;
+}
+
+/* The thread sends a frame: what interrupt it sends next may be for that. */
+static __always_inline void sends_frame(struct clock *c, u64 now)
+{
+	if (c->taking.ifindex)
+		give_up_taken(c, now, 0);
+	c->signal.begun = 0;
+}
+
+/* The VMM's thread tells KVM to send this interrupt, while it holds packets. */
 static __always_inline void vmm_signals(struct clock *c, u32 vm, u64 interrupt)
 {
 	struct tap_queue q = c->taking;
 	struct served *s = bpf_map_lookup_elem(&served, &q);
-	u64 now = bpf_ktime_get_ns();
+	u64 now = bpf_ktime_get_ns(), known;
 
-	/* for the packet that was not seen */
-	if (c->reads == READS_UNSEEN)
-		return give_up_taken(c, now, 0);
 	if (!s) {
 		struct served fresh = {};
 
@@ -106,18 +130,39 @@ static __always_inline void vmm_signals(struct clock *c, u32 vm, u64 interrupt)
 	}
 	c->signal.vm = vm;
 	/* the queue's own may follow */
-	if (is_of_others(c->signal.vm, interrupt, false))
+	if (is_of_others(vm, interrupt, false))
 		return;
-	if (!learn(&s->interrupt, interrupt))
-		return give_up_taken(c, now, c->signal.vm);
-	/* only of the queue's own: another device's may come at any time */
-	if (c->reads == READS_NOTHING)
-		s->in_batches = 1;
+	known = s->interrupt.known;
+	if (c->reads == READS_UNSEEN) {
+		/* for the unseen packet, and for the others if they are signalled together */
+		c->reads = READS_GOT;
+		if (interrupt != known || s->batches <= 0)
+			return give_up_taken(c, now, 0);
+	} else {
+		if (!learn(&s->interrupt, interrupt))
+			return give_up_taken(c, now, vm);
+		if (interrupt != known)
+			s->batches = 0;
+		learn_batches(s, c->reads == READS_NOTHING);
+	}
 	c->signal.queue = q;
 	c->signal.sent = 0;
 	c->signal.entry_requested = 0;
 	c->signal.written = 0;
 	c->signal.begun = now;
+}
+
+/* It does so while it holds none, as it has looked in vain. It does hold some if it was not known that it
+ * signals several together; the last queue that it took packets off is that of its last signal. */
+static __always_inline void signals_alone(struct clock *c, u32 vm, u64 interrupt)
+{
+	struct tap_queue q = c->signal.queue;
+	struct served *s = bpf_map_lookup_elem(&served, &q);
+
+	if (s && s->interrupt.known == interrupt)
+		learn_batches(s, true);
+	else
+		is_of_others(vm, interrupt, true);
 }
 
 /* A thread that has looked at a tap tells KVM to send this interrupt. After it has sent a frame, one that
@@ -126,8 +171,10 @@ static __always_inline void thread_of_vmm_signals(struct clock *c, u32 vm, u64 i
 {
 	if (c->taking.ifindex)
 		vmm_signals(c, vm, interrupt);
-	else if (!c->sends && c->reads != READS_UNSEEN)
-		is_of_others(vm, interrupt, true);
+	else if (c->reads == READS_UNSEEN)
+		c->reads = READS_GOT;
+	else if (c->reads == READS_NOTHING && !c->sends)
+		signals_alone(c, vm, interrupt);
 }
 
 #endif

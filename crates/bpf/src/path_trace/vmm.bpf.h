@@ -3,7 +3,8 @@
  * Probes of taps that the VMM serves itself (vhost=off): its thread has the part of a vhost worker. That the
  * thread has written packets into the guest's ring is not seen. What is seen is that it takes a packet off
  * the tap, tells KVM to send an interrupt, takes the next packet, sends a guest's frame, sleeps; and that the
- * guest rings a doorbell. serving.bpf.h says how these become those of a queue.
+ * guest rings a doorbell. serving.bpf.h says which interrupt and doorbell are a queue's, taking.bpf.h what
+ * the thread holds and how it signals that.
  *
  *   tun_chr_read_iter            taken off the tap by the VMM         TAP_DEQUEUE
  *   kvm_send_userspace_msi     \ the VMM tells KVM to interrupt       IRQ
@@ -31,8 +32,8 @@ static __always_inline struct tun_file *queue_of_file(struct kiocb *iocb, struct
 	return tfile;
 }
 
-/* The packet that a reader of the tap gets next, NULL if there is none. One that comes right now may be got
- * and not be seen here: on_vmm_has_read() counts it. */
+/* The packet that a reader of the tap gets next, NULL if there is none. One that comes after this look is
+ * got and not seen: on_vmm_has_read() counts it. */
 static __always_inline struct sk_buff *next_packet(struct tun_file *tfile)
 {
 	struct ptr_ring *ring = &tfile->tx_ring;
@@ -85,9 +86,11 @@ SEC("fexit/tun_chr_read_iter")
 int BPF_PROG(on_vmm_has_read, struct kiocb *iocb, void *to, s64 got)
 {
 	struct clock *c = clock_of(current_tid());
+	struct tap_queue q = {};
 
-	if (c && got > 0)
-		has_read(c);
+	/* the thread may read what is no traced tap */
+	if (c && got > 0 && c->reads && (c->reads == READS_PACKET || queue_of_file(iocb, &q)) && has_read(c))
+		count(COUNT_UNIDENTIFIED);
 	return 0;
 }
 
@@ -131,18 +134,17 @@ int BPF_PROG(on_vmm_write, struct kiocb *iocb)
 		return 0;
 	if (!(settings.directions & DIR_OUT)) {
 		c = clock_of(current_tid());
-		if (c)
+		if (c) {
+			sends_frame(c, bpf_ktime_get_ns());
 			c->sends = 1;
+		}
 		return 0;
 	}
 	now = bpf_ktime_get_ns();
 	c = worker_clock(now);
 	if (!c || c->actor != ACTOR_WORKER)
 		return 0;
-	if (c->taking.ifindex) {
-		give_up_taken(c, now, 0);
-	}
-	c->signal.begun = 0;
+	sends_frame(c, now);
 	c->sending = q;
 	refer(&senders, &q, c);
 	if (c->sends)

@@ -163,8 +163,10 @@ pub fn lost(report: &Report) -> Vec<String> {
         lines.extend(wrap(&text, WIDTH));
     }
     if counters.unidentified > 0 {
-        let text =
-            format!("{} could not be identified (not IP, or XDP)", count(counters.unidentified, "packet"));
+        let text = format!(
+            "{} could not be identified (not IP, by XDP, or read by a VMM as they came)",
+            count(counters.unidentified, "packet")
+        );
         lines.push(text);
     }
     lines

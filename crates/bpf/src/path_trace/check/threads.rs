@@ -59,6 +59,7 @@ pub(super) enum Happening {
     Looks,
     HasRead,
     VmmSignals,
+    VmmSends,
 }
 
 pub(super) struct Host {
