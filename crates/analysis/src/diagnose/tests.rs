@@ -141,6 +141,19 @@ fn the_series_adds_up_to_the_whole() {
     assert_eq!([vcpus, workers], [vm.threads[0].times, vm.threads[1].times]);
 }
 
+/// The CPU had no tick for half a second before the third sample.
+#[test]
+fn time_that_was_counted_late_was_run_before() {
+    let vm = seen(|n, sample| {
+        of(sample, VCPU).ran = if n == 3 { 5 * S / 2 } else { n * S };
+        of(sample, VCPU).waited = 0;
+    });
+    let ran: Vec<u64> = vm.series.iter().map(|bin| bin.vcpus.ran).collect();
+    assert_eq!(ran, [S; 5]);
+    assert_eq!((vm.threads[0].times.ran, vm.threads[0].times.slept), (5 * S, 0));
+    assert_eq!(causes(&vm), [FaultCause::GuestBusy]);
+}
+
 #[test]
 fn a_thread_that_waits_for_a_cpu_is_named_with_who_had_it() {
     let host = |tid: u32, pid, name: &str, unit: Option<&str>, ran, cpu| {

@@ -35,7 +35,9 @@ pub(super) fn of(vm: &Vm, samples: &[Sample]) -> Time {
     };
     let staying = begun.threads.iter().filter(|(tid, thread)| stays(tid, thread));
     let mut threads: BTreeMap<(Role, u32), ThreadTime> = staying.map(of).collect();
-    let mut series = Vec::new();
+    let mut series: Vec<Bin> = Vec::new();
+    // What each thread did in the bin before.
+    let mut former = Threads::new();
     for two in usages.windows(2) {
         let [first, last] = two else { continue };
         let length = last.at.saturating_sub(first.at);
@@ -49,17 +51,39 @@ pub(super) fn of(vm: &Vm, samples: &[Sample]) -> Time {
         }
         frozen(first, last, &mut times);
         throttled(first, last, &mut times);
+        for (key, times) in &former {
+            let late =
+                counted_late(first.threads.get(&key.1), last.threads.get(&key.1), length).min(times.slept);
+            let of_thread = threads.get_mut(key).map(|thread| &mut thread.times);
+            let of_bin = series.last_mut().map(|bin| together(bin, key.0));
+            for times in of_thread.into_iter().chain(of_bin) {
+                times.slept -= late;
+                times.ran += late;
+            }
+        }
         let mut bin = Bin { at: first.at.saturating_sub(begun.at), ..packets(first, last) };
-        for (key, times) in times {
-            let together = if key.0 == Role::Worker { &mut bin.workers } else { &mut bin.vcpus };
-            together.add(&times);
-            if let Some(thread) = threads.get_mut(&key) {
-                thread.times.add(&times);
+        for (key, times) in &times {
+            together(&mut bin, key.0).add(times);
+            if let Some(thread) = threads.get_mut(key) {
+                thread.times.add(times);
             }
         }
         series.push(bin);
+        former = times;
     }
     Time { threads: threads.into_iter().map(|((role, _), time)| (role, time)).collect(), series }
+}
+
+/// What the threads of this role did in a bin.
+fn together(bin: &mut Bin, role: Role) -> &mut Times {
+    if role == Role::Worker { &mut bin.workers } else { &mut bin.vcpus }
+}
+
+/// How long a thread ran before this bin although it was counted in it, ns: a CPU counts at its ticks, and one that a hypervisor lets
+/// stand still has none.
+fn counted_late(first: Option<&ThreadUsage>, last: Option<&ThreadUsage>, length: u64) -> u64 {
+    let ran = first.zip(last).map(|(first, last)| last.ran.saturating_sub(first.ran));
+    ran.unwrap_or(0).saturating_sub(length)
 }
 
 /// The packets for the guest, on the taps that were there at both ends.
