@@ -132,6 +132,11 @@ impl Turns {
         self.waited(0, u64::MAX, tids).1
     }
 
+    /// The longest time that another thread had the CPU at a stretch while the thread waited, ns.
+    pub fn longest(&self) -> u64 {
+        self.0.iter().map(|turn| turn.to - turn.from).max().unwrap_or(0)
+    }
+
     /// How often one of `tids` was given the CPU while the thread waited for it: the scheduler's choice, however long it takes to have an
     /// effect.
     pub fn passed_over_for(&self, tids: &[u32]) -> usize {
@@ -174,7 +179,7 @@ mod tests {
         assert_eq!(turns.waited(at(0), at(9000), &[41]), (1_300_000, 100_000));
         assert_eq!(turns.waited(at(1100), at(1250), &[41]), (150_000, 50_000));
         assert_eq!(turns.last(at(0), at(2000)), Some(41));
-        assert_eq!(turns.behind(&[40]), 1_200_000);
+        assert_eq!((turns.behind(&[40]), turns.longest()), (1_200_000, 1_000_000));
         assert_eq!(Turns::parse(TRACE, 41).unwrap().0, []);
     }
 }
