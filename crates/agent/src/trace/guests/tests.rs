@@ -443,7 +443,8 @@ fn a_flood_of_losses_is_limited() {
     let most = 101.0 + begun.elapsed().as_secs_f64() * RATE;
     assert!(told.len() as f64 <= most, "{} losses were told, {most} may be", told.len());
     assert_eq!(told.iter().map(|(.., count)| count).sum::<u64>(), 2 * FRAMES);
-    assert_eq!(told.last().map(|(_, until, _)| *until), Some(2_000 + FRAMES - 1));
+    // The last ones are told by themselves if the rate allows it by then, and after them those that were too many.
+    assert_eq!(told.iter().map(|(_, until, _)| *until).max(), Some(2_000 + FRAMES - 1));
 }
 
 /// Events above the rate that a guest may report are lost also if its VM ends before the next answer to a ping.
