@@ -11,6 +11,7 @@ const PROGRAMS: &[(&str, &[&str])] = &[
     ("path_trace", &["path_trace", "check", "recurse"]),
     ("qdisc_edf", &["qdisc_edf", "sent_check"]),
     ("scx_vcpu", &["scx_vcpu", "budget_check"]),
+    ("census", &["census"]),
     ("common", &["share"]),
 ];
 

@@ -11,6 +11,7 @@
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
+use teiji_bpf::census::Probes;
 use teiji_bpf::path_trace::{Setup, Tracer, has_preempt_count};
 use teiji_bpf::qdisc_edf::{self, Edf};
 use teiji_bpf::scx_vcpu::VcpuScheduler;
@@ -26,6 +27,7 @@ fn main() {
     }
     let all = json!({
         "path_trace": as_json(path_trace()),
+        "census": as_json(census()),
         "qdisc_edf": as_json(qdisc_edf()),
         "scx_vcpu": as_json(scx_vcpu()),
         "preempt_count": match hooks::KernelTypes::load().and_then(|kernel| has_preempt_count(&kernel)) {
@@ -46,6 +48,12 @@ fn path_trace() -> Result<Loaded, Error> {
     let absent = |h: &&hooks::Hook| h.found.is_none();
     let absent = tracer.hooks().iter().filter(absent).map(|h| h.target.clone()).collect();
     Ok((tracer.verified()?, absent))
+}
+
+/// Attaches the probes that count, without a thread to count.
+fn census() -> Result<Loaded, Error> {
+    let probes = Probes::start()?;
+    Ok((probes.verified()?, probes.unseen()))
 }
 
 /// Registers the qdisc; no link has it.

@@ -23,7 +23,7 @@ pub fn accepts_every_program(host: &LabHost, kernel: Kernel, least: [u32; 2]) ->
     eprintln!("instructions that the verifier of {version} processed: {printed}");
     // A distribution's kernel has its variables in its table of symbols.
     ensure!(all["preempt_count"] == true, "{printed}");
-    let mut expected = vec![("path_trace", 40)];
+    let mut expected = vec![("path_trace", 40), ("census", 8)];
     // Since Linux 6.19 sched_ext has the functions that are used; the lab has no kernel between 6.12 and its newest one.
     let newer = [
         ("qdisc_edf", 5, "lacks BPF qdiscs", "Linux 6.16"),

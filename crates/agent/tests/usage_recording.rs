@@ -18,7 +18,7 @@ fn vm(name: &str, pid: u32) -> Vm {
 
 /// Two VMs, of which the first was asked for.
 fn observed() -> ObservedVms {
-    ObservedVms { vms: vec![vm("a", 10), vm("b", 20)], selected: vec![10] }
+    ObservedVms { vms: vec![vm("a", 10), vm("b", 20)], selected: vec![10], uncounted: Vec::new() }
 }
 
 /// At the second `n`; the vCPU of each VM has run half of the time.
@@ -34,6 +34,7 @@ fn sample(n: u64, ends: bool) -> Sample {
             state: RunState::Asleep,
             cpu: 0,
             group: String::new(),
+            census: None,
         };
         (pid, VmUsage { at: n * S, threads: [(pid + 1, thread)].into(), ..VmUsage::default() })
     };
@@ -92,7 +93,8 @@ fn other_vms_begin_an_observation_of_their_own() {
         w.observed(&observed()).unwrap();
         w.sample(&sample(2, true)).unwrap();
         w.sample(&sample(3, true)).unwrap();
-        w.observed(&ObservedVms { vms: vec![vm("c", 10)], selected: vec![10] }).unwrap();
+        w.observed(&ObservedVms { vms: vec![vm("c", 10)], selected: vec![10], uncounted: Vec::new() })
+            .unwrap();
         w.sample(&sample(7, true)).unwrap();
         w.sample(&sample(9, true)).unwrap();
     });

@@ -4,8 +4,8 @@
 //! modules says whether the target exists. A module that is not loaded has no BTF: `vhost_net` appears with the first
 //! VM that uses it.
 use crate::Error;
-use libbpf_rs::OpenProgramMut;
 use libbpf_rs::libbpf_sys as sys;
+use libbpf_rs::{OpenObject, OpenProgramMut};
 use std::ffi::{CStr, CString};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::Path;
@@ -50,6 +50,48 @@ impl Hook {
             }),
         }
     }
+}
+
+/// Marks functions as not found if this kernel has them but does not allow them to be probed (fentry): kernels of some
+/// hosting providers allow tracepoints only. `open` opens the object of these hooks.
+pub(crate) fn mark_forbidden(
+    hooks: &mut [Hook],
+    open: impl Fn() -> Result<OpenObject, Error>,
+) -> Result<(), Error> {
+    let on_function = |h: &Hook| h.found.is_some() && h.kind != "tp_btf";
+    let Some(sample) = hooks.iter().find(|h| on_function(h)).cloned() else { return Ok(()) };
+    let mut object = open()?;
+    let mut refused = false;
+    for mut program in object.progs_mut() {
+        let wanted = program.name() == sample.program.as_str();
+        program.set_autoload(wanted);
+        refused |= wanted && sample.set_attach_target(&mut program).is_err();
+    }
+    if refused || object.load().is_err() {
+        hooks.iter_mut().filter(|h| on_function(h)).for_each(|h| {
+            h.found = None;
+            h.forbidden = true;
+        });
+    }
+    Ok(())
+}
+
+/// Leaves out the programs whose targets this kernel lacks, and those that are not needed; tells libbpf where the others' targets
+/// are.
+pub(crate) fn select(
+    object: &mut OpenObject,
+    hooks: &[Hook],
+    needed: &dyn Fn(&str) -> bool,
+) -> Result<(), Error> {
+    for mut program in object.progs_mut() {
+        let name = program.name().to_string_lossy().into_owned();
+        let hook = hooks.iter().find(|h| h.program == name && h.found.is_some()).filter(|_| needed(&name));
+        program.set_autoload(hook.is_some());
+        if let Some(hook) = hook {
+            hook.set_attach_target(&mut program)?;
+        }
+    }
+    Ok(())
 }
 
 /// The kernel's types: its own and those of the modules in `MODULES` that are loaded.
@@ -204,6 +246,14 @@ impl KernelTypes {
                 let text = (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })?;
                 Some((e.val as u32, text.to_string_lossy().into_owned()))
             })
+            .collect()
+    }
+
+    /// The hooks of all programs of an object.
+    pub(crate) fn hooks(&self, object: &OpenObject) -> Vec<Hook> {
+        object
+            .progs()
+            .filter_map(|p| self.hook(&p.name().to_string_lossy(), &p.section().to_string_lossy()))
             .collect()
     }
 

@@ -3,6 +3,7 @@
 //! | module | does |
 //! | --- | --- |
 //! | [`hooks`] | which functions and tracepoints of the running kernel the programs can be attached to |
+//! | [`census`] | counts what the threads of VMs do, and how long that takes |
 //! | [`path_trace`] | follows packets between NIC and guest |
 //! | [`qdisc_edf`] | sends packets by their deadlines |
 //! | [`scx_vcpu`] | schedules the threads of real-time VMs by the deadlines of their packets |
@@ -11,6 +12,7 @@
 //!
 //! This crate accesses the kernel and interprets nothing: it returns [`teiji_model::event::Event`]s. It exposes no type
 //! of libbpf.
+pub mod census;
 mod common;
 pub mod hooks;
 mod object;

@@ -25,6 +25,18 @@ fn probes_load_on_this_kernel() {
     tracer.stop();
 }
 
+#[test]
+fn probes_that_count_load_or_say_what_is_missing() {
+    match teiji_bpf::census::Probes::start() {
+        Ok(mut probes) => {
+            assert!(!probes.verified().unwrap().is_empty());
+            probes.follow(&[], 0).unwrap();
+            assert_eq!(probes.read(1, || 0), None);
+        }
+        Err(e) => assert!(e.to_string().contains("kvm"), "{e}"),
+    }
+}
+
 /// With settings that exclude every packet the verifier would skip nearly all of the code, and take what it refuses in a
 /// trace.
 #[test]

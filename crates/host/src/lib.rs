@@ -64,7 +64,7 @@ pub use resource::{Devices, Settings};
 pub use root::Root;
 pub use rtnl::lists_requested;
 pub use task::{process_with, task};
-pub use usage::{Look, UsageReader};
+pub use usage::{Look, UsageReader, now};
 
 use std::path::PathBuf;
 use teiji_model::host::{Requirement, Vm};

@@ -294,6 +294,7 @@ fn thread(
         state,
         cpu: stat.cpu,
         group: known.group.clone(),
+        census: None,
     })
 }
 
@@ -402,7 +403,8 @@ impl Root {
     }
 }
 
-fn now() -> u64 {
+/// `CLOCK_MONOTONIC`, ns.
+pub fn now() -> u64 {
     let Ok(at) = clock_gettime(ClockId::CLOCK_MONOTONIC) else { return 0 };
     at.tv_sec() as u64 * BILLION + at.tv_nsec() as u64
 }

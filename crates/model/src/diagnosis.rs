@@ -1,5 +1,6 @@
 //! What the kernel's counters say of where a VM's time went, and what is wrong: the result of `teiji diagnose`.
 
+use crate::census::Census;
 use crate::finding::{Confidence, Remedy};
 use crate::reason::Blame;
 use serde::Serialize;
@@ -53,6 +54,8 @@ pub struct ThreadTime {
     /// Where it went.
     #[serde(flatten)]
     pub times: Times,
+    /// What probes counted of it meanwhile, if they did.
+    pub census: Option<Census>,
 }
 
 /// What the time of a thread, or of several together, went to, ns. All but `guest`, which is part of `ran`, add up to `length`.
@@ -131,6 +134,8 @@ pub struct Bin {
     pub taken: u64,
     /// Packets for the guest that were not: a tap was full, or nobody had it open.
     pub dropped: u64,
+    /// What probes counted of its threads, together, if they did.
+    pub census: Option<Census>,
 }
 
 /// `part` of `whole`, 0 to 1; 0 of nothing.

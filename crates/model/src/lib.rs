@@ -7,6 +7,7 @@
 //! | --- | --- |
 //! | [`advice`] | what people are told in addition to a report's figures |
 //! | [`call`] | the messages of SIP calls in a report, and what was sent again |
+//! | [`census`] | what probes have counted of the threads of VMs |
 //! | [`columns`] | how many columns of a terminal a text takes |
 //! | [`diagnosis`] | what the kernel's counters say of where a VM's time went, and what is wrong |
 //! | [`event`] | what the kernel probes report: packets at points, interrupts, guest entries, kicks |
@@ -43,6 +44,7 @@
 
 pub mod advice;
 pub mod call;
+pub mod census;
 pub mod columns;
 pub mod cpus;
 pub mod diagnosis;

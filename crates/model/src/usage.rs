@@ -8,6 +8,7 @@
 //! ```
 //! Other VMs begin with an observation of their own.
 
+use crate::census::Census;
 use crate::host::Vm;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -34,6 +35,8 @@ pub struct ObservedVms {
     pub vms: Vec<Vm>,
     /// The process ids of those that were asked for, in this order.
     pub selected: Vec<u32>,
+    /// What probes could not count, for people; empty also if there are none.
+    pub uncounted: Vec<String>,
 }
 
 /// A VM.
@@ -96,6 +99,8 @@ pub struct ThreadUsage {
     pub cpu: u32,
     /// Its control group; empty if not known.
     pub group: String,
+    /// What probes have counted of it, if they do.
+    pub census: Option<Box<Census>>,
 }
 
 /// What a thread does at an instant.

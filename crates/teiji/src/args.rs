@@ -91,6 +91,9 @@ pub struct Diagnose {
     /// How often the counters are read, such as 100ms; longer observations are read less often, 240 times at most.
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "500ms")]
     pub every: Duration,
+    /// What it may cost.
+    #[arg(long, value_enum, default_value = "free")]
+    pub level: Level,
     /// Observe again and again, until Ctrl-C; one that is cut short is not shown. With --json one document a line.
     #[arg(long)]
     pub watch: bool,
@@ -98,7 +101,7 @@ pub struct Diagnose {
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
     /// Show the observations in a file that --record wrote; needs no root if the file may be read. --vm selects any VM of that host.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["length", "every", "watch", "record"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["length", "every", "level", "watch", "record"])]
     pub replay: Option<PathBuf>,
     /// Accept a file that is still being written (NAME.*.partial) or was cut off.
     #[arg(long, requires = "replay")]
@@ -106,6 +109,16 @@ pub struct Diagnose {
     /// The format of the result.
     #[command(flatten)]
     pub print: Print,
+}
+
+/// What a diagnosis may cost, and what it can see for that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Level {
+    /// Reads the kernel's own counters: where the time of threads goes.
+    Free,
+    /// Attaches probes that count, too: how often and how long vCPUs are in the guest, halted, and out of it for which reason, and vhost
+    /// workers carry packets each way.
+    Census,
 }
 
 /// Arguments of `trace`.

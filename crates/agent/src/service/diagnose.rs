@@ -18,9 +18,11 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use teiji_bpf::census::Probes;
 use teiji_host::{Look, UsageReader};
 use teiji_model::diagnosis::Diagnosis;
 use teiji_model::flow::Watch;
+use teiji_model::host::Vm;
 use teiji_model::recording::{self, Reader};
 use teiji_model::report::Counters;
 use teiji_model::stream::Item;
@@ -39,6 +41,8 @@ pub struct Timing {
     pub length: Duration,
     /// How often; less often if that would be more than 240 times.
     pub every: Duration,
+    /// Whether probes count what threads do, too.
+    pub census: bool,
     /// One that is cut short has no result, and a recording does not have its end, so that a replay does not show it.
     pub only_whole: bool,
 }
@@ -56,6 +60,7 @@ pub struct Observer<'s> {
     names: Vec<String>,
     timing: Timing,
     reader: UsageReader,
+    probes: Option<Probes>,
     recorder: Option<UsageRecorder>,
     listed: Option<Listed>,
     /// The end of the observation before, with which the next one begins.
@@ -77,19 +82,19 @@ impl Observer<'_> {
     /// # Errors
     /// If a name is that of no VM or of several. A recording that fails is no error here: see [`Observer::finish`].
     pub fn observe(&mut self, stop: &AtomicBool) -> Result<Option<(Diagnosis, Vec<String>)>, Error> {
-        let Timing { length, every, only_whole } = self.timing;
+        let Timing { length, every, only_whole, .. } = self.timing;
         if self.listed.as_ref().is_none_or(|listed| listed.at.elapsed() >= VMS_FRESH) {
             self.list()?;
         }
         let Some(Listed { observed, notes, .. }) = &self.listed else { return Ok(None) };
-        let (reader, recorder) = (&mut self.reader, &mut self.recorder);
+        let (reader, probes, recorder) = (&mut self.reader, self.probes.as_ref(), &mut self.recorder);
         let mut record = |sample: &Sample| {
             if let Some(recorder) = recorder {
                 recorder.sample(sample);
             }
         };
         let first = self.last.take().unwrap_or_else(|| {
-            let mut first = reader.look(&observed.vms, Look::End);
+            let mut first = look(reader, probes, &observed.vms, Look::End);
             first.threads = reader.threads();
             record(&first);
             first
@@ -102,7 +107,7 @@ impl Observer<'_> {
             let at = next.min(length);
             std::thread::sleep(at.saturating_sub(begun.elapsed()).min(NOTICED));
             if begun.elapsed() >= next && next < length {
-                let sample = reader.look(&observed.vms, Look::Within);
+                let sample = look(reader, probes, &observed.vms, Look::Within);
                 record(&sample);
                 samples.push(sample);
                 // One that came late does not make the following ones crowd.
@@ -112,7 +117,7 @@ impl Observer<'_> {
         if only_whole && begun.elapsed() < length {
             return Ok(None);
         }
-        let mut last = reader.look(&observed.vms, Look::End);
+        let mut last = look(reader, probes, &observed.vms, Look::End);
         if !samples[0].threads.is_empty() {
             last.threads = reader.threads();
         }
@@ -138,8 +143,13 @@ impl Observer<'_> {
         let selected = self.service.select_among(&found, &self.names)?;
         let selected_ids = selected.vms.iter().map(|vm| vm.pid).collect();
         // All, as any of them may be in the way.
-        let vms = found.into_iter().map(|(vm, _)| vm).collect();
-        let observed = ObservedVms { vms, selected: selected_ids };
+        let vms: Vec<Vm> = found.into_iter().map(|(vm, _)| vm).collect();
+        let mut uncounted = Vec::new();
+        if let Some(probes) = &mut self.probes {
+            probes.follow(&vms, teiji_host::now()).map_err(failed)?;
+            uncounted = probes.unseen();
+        }
+        let observed = ObservedVms { vms, selected: selected_ids, uncounted };
         if self.listed.as_ref().is_none_or(|listed| listed.observed != observed) {
             // A VM that has come has no counters in the last sample.
             self.last = None;
@@ -178,6 +188,7 @@ impl Service {
             names: names.to_owned(),
             timing,
             reader: UsageReader::new(&self.root),
+            probes: timing.census.then(Probes::start).transpose().map_err(failed)?,
             recorder: record.map(UsageRecorder::begin).transpose()?,
             listed: None,
             last: None,
@@ -242,6 +253,22 @@ impl Service {
     }
 }
 
+fn failed(probes: teiji_bpf::Error) -> Error {
+    Error::Trace(trace::Error::Probes(probes))
+}
+
+/// Looks at the counters of VMs, and at what probes have counted of their threads.
+fn look(reader: &mut UsageReader, probes: Option<&Probes>, vms: &[Vm], look: Look) -> Sample {
+    let mut sample = reader.look(vms, look);
+    let Some(probes) = probes else { return sample };
+    for vm in sample.vms.values_mut() {
+        for (tid, thread) in &mut vm.threads {
+            thread.census = probes.read(*tid, teiji_host::now).map(Box::new);
+        }
+    }
+    sample
+}
+
 /// How many entries the lists of a sample have.
 fn entries(sample: &Sample) -> usize {
     let of_vm = |vm: &VmUsage| 1 + vm.threads.len() + vm.groups.len() + vm.taps.len() + vm.delaying.len();
@@ -253,6 +280,9 @@ fn diagnosis(observed: &ObservedVms, samples: &[Sample]) -> Diagnosis {
     let place = |pid: u32| observed.selected.iter().position(|selected| *selected == pid);
     diagnosis.vms.retain(|vm| place(vm.pid).is_some());
     diagnosis.vms.sort_by_key(|vm| place(vm.pid));
+    for vm in &mut diagnosis.vms {
+        vm.unseen.extend(observed.uncounted.iter().map(|what| printable(what)));
+    }
     diagnosis
 }
 

@@ -32,6 +32,7 @@ fn sample(n: u64) -> Sample {
         state: RunState::Asleep,
         cpu,
         group: "/m/a".into(),
+        census: None,
     };
     let threads = [(VCPU, thread(Role::Vcpu(0), S / 4, 1)), (WORKER, thread(Role::Worker, S / 50, 2))];
     let group = GroupUsage { path: "/m".into(), ..GroupUsage::default() };
@@ -152,6 +153,18 @@ fn time_that_was_counted_late_was_run_before() {
     assert_eq!(ran, [S; 5]);
     assert_eq!((vm.threads[0].times.ran, vm.threads[0].times.slept), (5 * S, 0));
     assert_eq!(causes(&vm), [FaultCause::GuestBusy]);
+}
+
+/// Its CPU has had no tick since then: the observation ends before the rest is counted.
+#[test]
+fn a_thread_that_has_not_lost_its_cpu_runs() {
+    let vm = seen(|n, sample| {
+        let vcpu = of(sample, VCPU);
+        (vcpu.ran, vcpu.waited, vcpu.state) =
+            (n * S - if n == 5 { 9 * S / 10 } else { 0 }, 0, RunState::Runnable);
+        vcpu.starts = n.min(4);
+    });
+    assert_eq!((vm.threads[0].times.ran, vm.threads[0].times.slept), (5 * S, 0));
 }
 
 #[test]

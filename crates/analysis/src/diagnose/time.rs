@@ -4,6 +4,7 @@
 //! where the ends differ, half of it is of each. What a CPU quota took is part of what the thread waited, by these counters.
 
 use std::collections::{BTreeMap, BTreeSet};
+use teiji_model::census::Census;
 use teiji_model::diagnosis::{Bin, ThreadTime, Times};
 use teiji_model::host::Vm;
 use teiji_model::usage::{GroupUsage, Role, RunState, Sample, TapUsage, ThreadUsage, VmUsage};
@@ -63,6 +64,12 @@ pub(super) fn of(vm: &Vm, samples: &[Sample]) -> Time {
         }
         let mut bin = Bin { at: first.at.saturating_sub(begun.at), ..packets(first, last) };
         for (key, times) in &times {
+            if let Some(counted) = counted(first.threads.get(&key.1), last.threads.get(&key.1)) {
+                let of_thread = threads.get_mut(key).map(|thread| &mut thread.census);
+                for sum in of_thread.into_iter().chain([&mut bin.census]) {
+                    *sum = Some(sum.unwrap_or_default().and(&counted));
+                }
+            }
             together(&mut bin, key.0).add(times);
             if let Some(thread) = threads.get_mut(key) {
                 thread.times.add(times);
@@ -86,6 +93,11 @@ fn counted_late(first: Option<&ThreadUsage>, last: Option<&ThreadUsage>, length:
     ran.unwrap_or(0).saturating_sub(length)
 }
 
+/// What probes counted of a thread between two samples.
+fn counted(first: Option<&ThreadUsage>, last: Option<&ThreadUsage>) -> Option<Census> {
+    Some(last?.census.as_deref()?.since(first?.census.as_deref()?))
+}
+
 /// The packets for the guest, on the taps that were there at both ends.
 fn packets(first: &VmUsage, last: &VmUsage) -> Bin {
     let mut bin = Bin::default();
@@ -107,8 +119,10 @@ fn between(first: &ThreadUsage, last: &ThreadUsage, length: u64) -> Times {
     time.guest = last.guest.saturating_sub(first.guest).min(ran);
     // A wait counts when it ends. One that has gone on since the sample before has begun nothing.
     let still = |state: RunState| starts == 0 && first.state == state && last.state == state;
-    if still(RunState::Runnable) && ran == 0 {
-        waited += rest;
+    if still(RunState::Runnable) {
+        // One that ran had a CPU when this began, and nothing says that it lost it: it counts at the next tick. A wait that has begun
+        // meanwhile will be counted when it ends, or in the next bin.
+        *if ran == 0 { &mut waited } else { &mut time.ran } += rest;
     } else {
         for (state, part) in [(first.state, rest / 2), (last.state, rest - rest / 2)] {
             *match state {

@@ -22,7 +22,7 @@ use skeleton::types;
 
 use crate::Error;
 use crate::Verified;
-use crate::hooks::{Hook, KernelTypes};
+use crate::hooks::{self, Hook, KernelTypes};
 use crate::object::{self, bytes_of, map};
 use libbpf_rs::{
     Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject, RingBuffer, RingBufferBuilder,
@@ -123,30 +123,10 @@ pub struct Tracer {
 /// [`Error::NoBtf`].
 pub fn hooks() -> Result<Vec<Hook>, Error> {
     let kernel = KernelTypes::load()?;
-    let mut hooks = find_hooks(&open_object(OBJECT_WITHOUT_PREEMPT_COUNT)?, &kernel);
-    mark_forbidden(&mut hooks)?;
+    let open = || open_object(OBJECT_WITHOUT_PREEMPT_COUNT);
+    let mut hooks = kernel.hooks(&open()?);
+    hooks::mark_forbidden(&mut hooks, open)?;
     Ok(hooks)
-}
-
-/// Marks functions as not found if this kernel has them but does not allow them to be probed (fentry): kernels of some
-/// hosting providers allow tracepoints only.
-fn mark_forbidden(hooks: &mut [Hook]) -> Result<(), Error> {
-    let on_function = |h: &Hook| h.found.is_some() && h.kind != "tp_btf";
-    let Some(sample) = hooks.iter().find(|h| on_function(h)).cloned() else { return Ok(()) };
-    let mut object = open_object(OBJECT_WITHOUT_PREEMPT_COUNT)?;
-    let mut refused = false;
-    for mut program in object.progs_mut() {
-        let wanted = program.name() == sample.program.as_str();
-        program.set_autoload(wanted);
-        refused |= wanted && sample.set_attach_target(&mut program).is_err();
-    }
-    if refused || object.load().is_err() {
-        hooks.iter_mut().filter(|h| on_function(h)).for_each(|h| {
-            h.found = None;
-            h.forbidden = true;
-        });
-    }
-    Ok(())
 }
 
 /// Tests whether the kernel accepts the programs whose targets it has, with settings that make the verifier process all
@@ -178,7 +158,7 @@ pub fn try_load() -> Result<Vec<Verified>, Error> {
 
 /// Leaves out the programs whose targets this kernel lacks, and writes the settings, constants to the verifier.
 fn prepare(object: &mut OpenObject, setup: &Setup<'_>, hooks: &[Hook], loads: bool) -> Result<(), Error> {
-    select_programs(object, hooks, setup.guests)?;
+    hooks::select(object, hooks, &|program| setup.guests || !FOR_GUESTS.contains(&program))?;
     let probed = |target: &str| hooks.iter().any(|h| h.target == target && h.found.is_some());
     let offers = settings::Offers { probed: &probed, loads };
     let bytes = setup.buffer_bytes.max(1 << 16).checked_next_power_of_two().unwrap_or(1 << 30);
@@ -193,21 +173,6 @@ fn prepare(object: &mut OpenObject, setup: &Setup<'_>, hooks: &[Hook], loads: bo
                 reason: "their settings have no place".into(),
             })?;
             settings::fill(image, setup, &offers)?;
-        }
-    }
-    Ok(())
-}
-
-/// Leaves out the programs whose targets this kernel lacks, and those that are not needed; tells libbpf where the others' targets
-/// are.
-fn select_programs(object: &mut OpenObject, hooks: &[Hook], guests: bool) -> Result<(), Error> {
-    for mut program in object.progs_mut() {
-        let name = program.name().to_string_lossy().into_owned();
-        let needed = guests || !FOR_GUESTS.contains(&name.as_str());
-        let hook = hooks.iter().find(|h| h.program == name && h.found.is_some()).filter(|_| needed);
-        program.set_autoload(hook.is_some());
-        if let Some(hook) = hook {
-            hook.set_attach_target(&mut program)?;
         }
     }
     Ok(())
@@ -271,13 +236,6 @@ fn open_object(object: &[u8]) -> Result<OpenObject, Error> {
         .map_err(|e| Error::kernel("open the packet probes", e))
 }
 
-fn find_hooks(object: &OpenObject, kernel: &KernelTypes) -> Vec<Hook> {
-    object
-        .progs()
-        .filter_map(|p| kernel.hook(&p.name().to_string_lossy(), &p.section().to_string_lossy()))
-        .collect()
-}
-
 impl Tracer {
     /// Loads and attaches the probes.
     ///
@@ -296,9 +254,9 @@ impl Tracer {
     pub fn start_at(setup: &Setup<'_>, wanted: &dyn Fn(&Hook) -> bool) -> Result<Tracer, Error> {
         let kernel = KernelTypes::load()?;
         let mut object = open(&kernel)?;
-        let mut hooks = find_hooks(&object, &kernel);
+        let mut hooks = kernel.hooks(&object);
         let drop_names = drop_reasons::Names::read(&kernel);
-        mark_forbidden(&mut hooks)?;
+        hooks::mark_forbidden(&mut hooks, || open_object(OBJECT_WITHOUT_PREEMPT_COUNT))?;
         let loads = has_loads(&kernel);
         drop(kernel);
         if let Some(hook) =

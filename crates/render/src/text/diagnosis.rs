@@ -4,6 +4,7 @@ use crate::table::{Cell, Table};
 use crate::terminal::{Style, Tone, columns, printable, shorten};
 use crate::text::{WIDTH, wrap};
 use crate::units::{duration, percent};
+use teiji_model::census::{Census, Done};
 use teiji_model::diagnosis::{Bin, Diagnosis, Fault, ThreadTime, Times, VmDiagnosis, share};
 use teiji_model::finding::{Confidence, PolicyLine};
 
@@ -40,6 +41,7 @@ fn section(vm: &VmDiagnosis, length: u64, style: &Style) -> Vec<String> {
     }
     lines.push(String::new());
     lines.extend(times(&vm.threads, style));
+    lines.extend(counted(&vm.threads, style));
     lines.extend(over_time(&vm.series, style));
     let vcpus = vm.threads.iter().filter(|time| time.times.guest > 0).map(|time| time.times.length).sum();
     // Less would be shown as 0 %.
@@ -124,6 +126,40 @@ fn times(threads: &[ThreadTime], style: &Style) -> Vec<String> {
     table.lines(style)
 }
 
+/// The greatest number of kinds of exits that are shown of a vCPU, and the least part of the time.
+const MOST_EXITS: usize = 4;
+const LEAST_EXIT: f64 = 0.001;
+
+/// What probes counted of each thread.
+fn counted(threads: &[ThreadTime], style: &Style) -> Vec<String> {
+    let mut table = Table::indented(2);
+    let head = ["time", "a second", "each"].map(|title| Cell::right(title).tone(Tone::Faint));
+    table.row(
+        ["counted", "what it did"].map(|title| Cell::from(title).tone(Tone::Faint)).into_iter().chain(head),
+    );
+    let empty = table.lines(style).len();
+    for thread in threads {
+        let Some(census) = &thread.census else { continue };
+        let Census { counted: length, guest, halted, polled, rx, tx, .. } = *census;
+        let exits =
+            census.exits_by_time().into_iter().filter(|(_, done)| share(done.ns, length) >= LEAST_EXIT);
+        let exits = exits.take(MOST_EXITS).map(|(exit, done)| (format!("out of it: {}", exit.title()), done));
+        let before = [("in the guest", guest), ("halted", halted), ("halted, and polling only", polled)];
+        let after = [("carries packets to the guest", rx), ("carries frames from the guest", tx)];
+        let named = |(what, done): (&str, Done)| (what.to_owned(), done);
+        let all = before.map(named).into_iter().chain(exits).chain(after.map(named));
+        let mut name = printable(&thread.name);
+        for (what, done) in all.filter(|(_, done)| *done != Done::default()) {
+            let rate = done.times as f64 * 1e9 / length.max(1) as f64;
+            let each = if done.times > 0 { duration(done.ns as f64 / done.times as f64) } else { "-".into() };
+            let figures = [percent(share(done.ns, length)), format!("{rate:.0}"), each].map(Cell::right);
+            table.row([Cell::from(std::mem::take(&mut name)), Cell::from(what)].into_iter().chain(figures));
+        }
+    }
+    let lines = table.lines(style);
+    if lines.len() > empty { [vec![String::new()], lines].concat() } else { Vec::new() }
+}
+
 /// What the vCPUs did over time, as rows of columns; nothing of an observation too short to tell.
 fn over_time(series: &[Bin], style: &Style) -> Vec<String> {
     if series.len() < FEWEST {
@@ -161,6 +197,7 @@ fn column(share: f64, style: &Style) -> char {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use teiji_model::census::Exit;
     use teiji_model::diagnosis::{FaultCause, Neighbour};
     use teiji_model::finding::{PolicyChange, Remedy};
     use teiji_model::reason::Blame;
@@ -220,5 +257,30 @@ vCPU waits for a CPU: 75 % (medium confidence)
   not seen    CPU quotas
 ";
         assert_eq!(text(&diagnosis, &Style::PLAIN), wanted);
+    }
+
+    #[test]
+    fn what_probes_counted_is_a_table() {
+        let done = |times, ns| Done { times, ns };
+        let mut census =
+            Census { counted: 1_000_000_000, guest: done(200, 500_000_000), ..Census::default() };
+        (census.halted, census.polled) = (done(50, 300_000_000), done(10, 1_000_000));
+        census.exits[Exit::Port as usize] = done(150, 150_000_000);
+        census.exits[Exit::Cpuid as usize] = done(1, 900);
+        let vcpu = ThreadTime { name: "vCPU 0".into(), census: Some(census), ..ThreadTime::default() };
+        let census = Census { counted: 2_000_000_000, tx: done(30, 60_000), ..Census::default() };
+        let worker =
+            ThreadTime { name: "vhost worker".into(), census: Some(census), ..ThreadTime::default() };
+        let wanted = [
+            "",
+            "  counted       what it did                    time  a second     each",
+            "  vCPU 0        in the guest                   50 %       200  2.50 ms",
+            "                halted                         30 %        50  6.00 ms",
+            "                halted, and polling only        0 %        10   100 us",
+            "                out of it: I/O ports           15 %       150  1.00 ms",
+            "  vhost worker  carries frames from the guest   0 %        15  2.00 us",
+        ];
+        assert_eq!(counted(&[vcpu, worker], &Style::PLAIN), wanted);
+        assert!(counted(&[ThreadTime::default()], &Style::PLAIN).is_empty());
     }
 }

@@ -2,7 +2,7 @@
 
 use super::messages::print_line;
 use super::signals;
-use crate::args::{Diagnose, Usage};
+use crate::args::{Diagnose, Level, Usage};
 use crate::{output, style};
 use anyhow::Result;
 use std::path::Path;
@@ -26,7 +26,8 @@ pub(super) fn run(args: &Diagnose, service: &Service) -> Result<ExitCode> {
         return Err(Usage("--every must be greater than 0".to_owned()).into());
     }
     let stop = signals::stop_flag()?;
-    let timing = Timing { length: args.length, every: args.every, only_whole: args.watch };
+    let census = args.level == Level::Census;
+    let timing = Timing { length: args.length, every: args.every, census, only_whole: args.watch };
     let mut observer = service.observer(&args.vms, timing, args.record.as_deref())?;
     if !args.watch {
         print_line(&format!("observing for {}", duration(args.length.as_nanos() as f64)));

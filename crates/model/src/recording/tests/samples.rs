@@ -1,6 +1,7 @@
 //! Samples of counters.
 
 use super::*;
+use crate::census::{Census, Done};
 use crate::usage::{
     CpuUsage, GroupUsage, HostThread, ObservedVms, Role as ThreadRole, RunState, Sample, TapUsage,
     ThreadUsage, VmUsage,
@@ -8,7 +9,7 @@ use crate::usage::{
 use std::collections::BTreeMap;
 
 pub(super) fn observed() -> ObservedVms {
-    ObservedVms { vms: meta().vms, selected: vec![7] }
+    ObservedVms { vms: meta().vms, selected: vec![7], uncounted: vec!["calls".into()] }
 }
 
 /// The counters at the second `n`.
@@ -23,6 +24,10 @@ pub(super) fn sample(n: u64) -> Sample {
         state: RunState::Asleep,
         cpu: 1,
         group: "/machine.slice/machine-qemu-1-sip1.scope/libvirt/vcpu0".into(),
+        census: (role == ThreadRole::Worker).then(|| {
+            let tx = Done { times: n * 40, ns: n * 2_000_000 };
+            Box::new(Census { tx, ..Census::default() })
+        }),
     };
     let group = GroupUsage {
         path: "/machine.slice/machine-qemu-1-sip1.scope".into(),
