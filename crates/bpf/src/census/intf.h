@@ -39,7 +39,7 @@ struct census_thread {
 	__u64 halted_since_exit;
 	struct done guest;
 	struct done halted;
-	struct done polled; /* of `halted`: those that ended while it polled */
+	struct done polled;	  /* of `halted`: those that ended while it polled */
 	struct done exits[EXITS]; /* without `halted` */
 	struct done rx;		  /* vhost worker: handle_rx */
 	struct done tx;		  /* handle_tx */

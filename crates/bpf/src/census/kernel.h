@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The few kernel types that the census reads, reduced to the members that it needs; see path_trace/kernel.h. */
+/* The few kernel types that the census reads, reduced to the members that it needs; see path_trace/kernel.h.
+ */
 #ifndef TEIJI_CENSUS_KERNEL_H
 #define TEIJI_CENSUS_KERNEL_H
 
