@@ -193,23 +193,23 @@ fn what_probes_count_agrees_with_kvms_own() {
     let census = &threads[0]["census"];
     let of = |what: &Value, field: &str| what[field].as_u64().unwrap();
     let kinds = census["exits"].as_object().unwrap();
-    let counted: u64 = kinds.values().map(|done| of(done, "times")).sum();
+    let counted: u64 = kinds.values().map(|done| of(done, "count")).sum();
     eprintln!("{counted} exits; KVM counted {within} within, {around} around; {census}");
     assert!(within > 100 && (within..=around).contains(&counted), "{within}, {counted}, {around}");
     // An idle guest leaves guest mode by halting, and for the registers of its timer.
-    assert!(of(&kinds["halt"], "times") > 0 && of(&kinds["msr"], "times") > 0, "{census}");
+    assert!(of(&kinds["halt"], "count") > 0 && of(&kinds["msr"], "count") > 0, "{census}");
     // What a vCPU does adds up to the time.
     let parts =
         [&census["guest"], &census["halted"]].into_iter().chain(kinds.values()).map(|done| of(done, "ns"));
-    let (sum, time) = (parts.sum::<u64>() as f64, of(census, "counted") as f64);
+    let (sum, time) = (parts.sum::<u64>() as f64, of(census, "observed") as f64);
     assert!((sum / time - 1.0).abs() < 0.01, "{sum} of {time}: {census}");
     // Packets go both ways, by the worker of the queue.
-    let carries = |way: &str| threads.iter().any(|thread| of(&thread["census"][way], "times") > 50);
+    let carries = |way: &str| threads.iter().any(|thread| of(&thread["census"][way], "count") > 50);
     assert!(carries("rx") && carries("tx"), "{vm}");
     // Each part of the time has its share.
     let series = vm["series"].as_array().unwrap();
-    let of_parts: u64 = series.iter().map(|bin| of(&bin["census"]["guest"], "times")).sum();
-    assert_eq!(of_parts, of(&census["guest"], "times"));
+    let of_parts: u64 = series.iter().map(|bin| of(&bin["census"]["guest"], "count")).sum();
+    assert_eq!(of_parts, of(&census["guest"], "count"));
 }
 
 fn busy_loops_on_its_cpu_are_named() {

@@ -1,4 +1,4 @@
-//! What the kernel's own counters say of VMs at an instant, without any probe: the input of a diagnosis
+//! What the kernel's own counters say of VMs at an instant, and, if asked for, what probes have counted of their threads: the input of a diagnosis
 //! (`analysis::diagnose`). Counters only grow; two [`Sample`]s give what happened in between.
 //!
 //! ```text

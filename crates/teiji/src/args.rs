@@ -32,7 +32,7 @@ pub enum Command {
     Doctor(Print),
     /// List the VMs of this host with their threads and NICs.
     Vms(Print),
-    /// Find out why VMs are slow or stopped, from the kernel's counters: without probes, and without looking at packets. The exit code
+    /// Find out why VMs are slow or stopped, from the kernel's counters: without probes, unless --level asks for them, and without looking at packets. The exit code
     /// is 1 if something is wrong, or cannot be told.
     Diagnose(Diagnose),
     /// Follow the packets of VMs and report where their time is spent.
@@ -91,7 +91,7 @@ pub struct Diagnose {
     /// How often the counters are read, such as 100ms; longer observations are read less often, 240 times at most.
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "500ms")]
     pub every: Duration,
-    /// What it may cost.
+    /// What is read: the kernel's own counters only, or also what probes count.
     #[arg(long, value_enum, default_value = "free")]
     pub level: Level,
     /// Observe again and again, until Ctrl-C; one that is cut short is not shown. With --json one document a line.
@@ -111,13 +111,13 @@ pub struct Diagnose {
     pub print: Print,
 }
 
-/// What a diagnosis may cost, and what it can see for that.
+/// What a diagnosis reads: the more, the more it costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Level {
-    /// Reads the kernel's own counters: where the time of threads goes.
+    /// The kernel's own counters: where the time of threads goes. No probe.
     Free,
-    /// Attaches probes that count, too: how often and how long vCPUs are in the guest, halted, and out of it for which reason, and vhost
-    /// workers carry packets each way.
+    /// Also probes that count guest entries, exits by reason, halts, and the work of vhost. Needs BTF and the kvm module. What they
+    /// cost was not measured yet.
     Census,
 }
 

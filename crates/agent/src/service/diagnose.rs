@@ -27,7 +27,7 @@ use teiji_model::recording::{self, Reader};
 use teiji_model::report::Counters;
 use teiji_model::stream::Item;
 use teiji_model::text::printable;
-use teiji_model::usage::{ObservedVms, Sample, VmUsage};
+use teiji_model::usage::{ObservedVms, Sample, ThreadUsage, VmUsage};
 
 /// So many samples of an observation are kept at most: with 200 VMs one has some 600 kB.
 const MOST: u32 = 240;
@@ -53,7 +53,7 @@ const MAX_ENTRIES: usize = 2_000_000;
 /// How old the list of VMs may be when an observation begins that follows another one.
 const VMS_FRESH: Duration = Duration::from_secs(20);
 
-/// Observes VMs, once or again and again. Attaches no probe, and changes nothing.
+/// Observes VMs, once or again and again. Attaches probes only with [`Timing::census`], and changes nothing.
 pub struct Observer<'s> {
     service: &'s Service,
     /// Their names; all VMs without any.
@@ -141,12 +141,15 @@ impl Observer<'_> {
             found.retain(|(vm, _)| recording::vm_can_be_observed(vm));
         }
         let selected = self.service.select_among(&found, &self.names)?;
-        let selected_ids = selected.vms.iter().map(|vm| vm.pid).collect();
+        let selected_ids: Vec<u32> = selected.vms.iter().map(|vm| vm.pid).collect();
         // All, as any of them may be in the way.
         let vms: Vec<Vm> = found.into_iter().map(|(vm, _)| vm).collect();
         let mut uncounted = Vec::new();
         if let Some(probes) = &mut self.probes {
-            probes.follow(&vms, teiji_host::now()).map_err(failed)?;
+            // A recording has all.
+            let wanted = |vm: &&Vm| self.recorder.is_some() || selected_ids.contains(&vm.pid);
+            let counted: Vec<Vm> = vms.iter().filter(wanted).cloned().collect();
+            probes.follow(&counted, teiji_host::now()).map_err(Error::Census)?;
             uncounted = probes.unseen();
         }
         let observed = ObservedVms { vms, selected: selected_ids, uncounted };
@@ -188,7 +191,7 @@ impl Service {
             names: names.to_owned(),
             timing,
             reader: UsageReader::new(&self.root),
-            probes: timing.census.then(Probes::start).transpose().map_err(failed)?,
+            probes: timing.census.then(Probes::start).transpose().map_err(Error::Census)?,
             recorder: record.map(UsageRecorder::begin).transpose()?,
             listed: None,
             last: None,
@@ -253,10 +256,6 @@ impl Service {
     }
 }
 
-fn failed(probes: teiji_bpf::Error) -> Error {
-    Error::Trace(trace::Error::Probes(probes))
-}
-
 /// Looks at the counters of VMs, and at what probes have counted of their threads.
 fn look(reader: &mut UsageReader, probes: Option<&Probes>, vms: &[Vm], look: Look) -> Sample {
     let mut sample = reader.look(vms, look);
@@ -271,7 +270,10 @@ fn look(reader: &mut UsageReader, probes: Option<&Probes>, vms: &[Vm], look: Loo
 
 /// How many entries the lists of a sample have.
 fn entries(sample: &Sample) -> usize {
-    let of_vm = |vm: &VmUsage| 1 + vm.threads.len() + vm.groups.len() + vm.taps.len() + vm.delaying.len();
+    // A census is as long as ten other entries.
+    let of_thread = |thread: &ThreadUsage| if thread.census.is_some() { 11 } else { 1 };
+    let of_threads = |vm: &VmUsage| vm.threads.values().map(of_thread).sum::<usize>();
+    let of_vm = |vm: &VmUsage| 1 + of_threads(vm) + vm.groups.len() + vm.taps.len() + vm.delaying.len();
     sample.vms.values().map(of_vm).sum::<usize>() + sample.cpus.len() + sample.threads.len()
 }
 

@@ -98,6 +98,9 @@ pub enum Error {
     /// A trace failed.
     #[error("cannot trace")]
     Trace(#[source] trace::Error),
+    /// The probes of a diagnosis failed.
+    #[error("cannot count what VMs do (--level census)")]
+    Census(#[source] teiji_bpf::Error),
     /// A recording cannot be read.
     #[error(transparent)]
     Replay(trace::Error),

@@ -167,6 +167,23 @@ fn a_thread_that_has_not_lost_its_cpu_runs() {
     assert_eq!((vm.threads[0].times.ran, vm.threads[0].times.slept), (5 * S, 0));
 }
 
+/// It is preempted in the third second, and runs again in the fourth, or in the fifth.
+#[test]
+fn a_wait_that_has_begun_is_not_taken_for_running() {
+    const FROM: u64 = 5 * S / 2;
+    for until in [7 * S / 2, 9 * S / 2] {
+        let vm = seen(|n, sample| {
+            let now = n * S;
+            let vcpu = of(sample, VCPU);
+            vcpu.ran = now.min(FROM) + now.saturating_sub(until);
+            vcpu.waited = if now >= until { until - FROM } else { 0 };
+            (vcpu.starts, vcpu.state) = (1 + u64::from(now >= until), RunState::Runnable);
+        });
+        let times = vm.threads[0].times;
+        assert_eq!((times.waited, times.ran, times.slept), (until - FROM, 5 * S - (until - FROM), 0));
+    }
+}
+
 #[test]
 fn a_thread_that_waits_for_a_cpu_is_named_with_who_had_it() {
     let host = |tid: u32, pid, name: &str, unit: Option<&str>, ran, cpu| {

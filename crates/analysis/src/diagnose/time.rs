@@ -37,38 +37,37 @@ pub(super) fn of(vm: &Vm, samples: &[Sample]) -> Time {
     let staying = begun.threads.iter().filter(|(tid, thread)| stays(tid, thread));
     let mut threads: BTreeMap<(Role, u32), ThreadTime> = staying.map(of).collect();
     let mut series: Vec<Bin> = Vec::new();
-    // What each thread did in the bin before.
-    let mut former = Threads::new();
+    // What each thread did in the bin before, and how much of what it ran there is assumed.
+    let mut former: BTreeMap<(Role, u32), (Times, u64)> = BTreeMap::new();
     for two in usages.windows(2) {
         let [first, last] = two else { continue };
         let length = last.at.saturating_sub(first.at);
-        let mut times = Threads::new();
+        let (mut times, mut assumed) = (Threads::new(), BTreeMap::new());
         for (key, thread) in &mut threads {
             if let (Some(first), Some(last)) = (first.threads.get(&key.1), last.threads.get(&key.1)) {
-                times.insert(*key, between(first, last, length));
+                let (of_thread, assumed_ran) = between(first, last, length);
+                times.insert(*key, of_thread);
+                assumed.insert(*key, assumed_ran);
                 let cpus: BTreeSet<u32> = thread.cpus.iter().copied().chain([first.cpu, last.cpu]).collect();
                 thread.cpus = cpus.into_iter().collect();
             }
         }
         frozen(first, last, &mut times);
         throttled(first, last, &mut times);
-        for (key, times) in &former {
-            let late =
-                counted_late(first.threads.get(&key.1), last.threads.get(&key.1), length).min(times.slept);
+        for (key, (times, assumed)) in &former {
+            let Some(late) = Late::of(first.threads.get(&key.1), last.threads.get(&key.1), length) else {
+                continue;
+            };
             let of_thread = threads.get_mut(key).map(|thread| &mut thread.times);
             let of_bin = series.last_mut().map(|bin| together(bin, key.0));
-            for times in of_thread.into_iter().chain(of_bin) {
-                times.slept -= late;
-                times.ran += late;
+            for sum in of_thread.into_iter().chain(of_bin) {
+                late.correct(times, *assumed, sum);
             }
         }
         let mut bin = Bin { at: first.at.saturating_sub(begun.at), ..packets(first, last) };
         for (key, times) in &times {
             if let Some(counted) = counted(first.threads.get(&key.1), last.threads.get(&key.1)) {
-                let of_thread = threads.get_mut(key).map(|thread| &mut thread.census);
-                for sum in of_thread.into_iter().chain([&mut bin.census]) {
-                    *sum = Some(sum.unwrap_or_default().and(&counted));
-                }
+                bin.census = Some(bin.census.unwrap_or_default().and(&counted));
             }
             together(&mut bin, key.0).add(times);
             if let Some(thread) = threads.get_mut(key) {
@@ -76,7 +75,15 @@ pub(super) fn of(vm: &Vm, samples: &[Sample]) -> Time {
             }
         }
         series.push(bin);
-        former = times;
+        former = times
+            .into_iter()
+            .map(|(key, times)| (key, (times, assumed.get(&key).copied().unwrap_or(0))))
+            .collect();
+    }
+    // Not the sum of the series: what goes on at a look is estimated.
+    for (key, thread) in &mut threads {
+        thread.census =
+            usages.last().and_then(|last| counted(begun.threads.get(&key.1), last.threads.get(&key.1)));
     }
     Time { threads: threads.into_iter().map(|((role, _), time)| (role, time)).collect(), series }
 }
@@ -86,11 +93,42 @@ fn together(bin: &mut Bin, role: Role) -> &mut Times {
     if role == Role::Worker { &mut bin.workers } else { &mut bin.vcpus }
 }
 
-/// How long a thread ran before this bin although it was counted in it, ns: a CPU counts at its ticks, and one that a hypervisor lets
-/// stand still has none.
-fn counted_late(first: Option<&ThreadUsage>, last: Option<&ThreadUsage>, length: u64) -> u64 {
-    let ran = first.zip(last).map(|(first, last)| last.ran.saturating_sub(first.ran));
-    ran.unwrap_or(0).saturating_sub(length)
+/// What the kernel counted in a bin although it was before: it counts what a thread runs at the ticks of its CPU, and one that a hypervisor
+/// lets stand still has none; a wait it counts when it ends.
+struct Late {
+    ran: u64,
+    waited: u64,
+    /// It has waited for all of this bin: it had no CPU when it began.
+    lost_cpu: bool,
+}
+
+impl Late {
+    fn of(first: Option<&ThreadUsage>, last: Option<&ThreadUsage>, length: u64) -> Option<Late> {
+        let (first, last) = (first?, last?);
+        let (ran, waited) = (last.ran.saturating_sub(first.ran), last.waited.saturating_sub(first.waited));
+        let stands = last.starts == first.starts && last.state == RunState::Runnable;
+        Some(Late {
+            ran: ran.saturating_sub(length),
+            waited: waited.saturating_sub(length.saturating_sub(ran)),
+            lost_cpu: ran == 0 && stands,
+        })
+    }
+
+    /// Corrects a sum of which these times of the bin before are a part.
+    fn correct(&self, times: &Times, assumed: u64, sum: &mut Times) {
+        let mut slept = times.slept;
+        let mut take = |most: u64| {
+            let taken = most.min(slept);
+            slept -= taken;
+            taken
+        };
+        let ran = take(self.ran);
+        let not_run = if self.lost_cpu { assumed } else { self.waited.min(assumed) };
+        let waited = take(self.waited.saturating_sub(not_run));
+        sum.slept -= ran + waited;
+        sum.ran = sum.ran + ran - not_run;
+        sum.waited += waited + not_run;
+    }
 }
 
 /// What probes counted of a thread between two samples.
@@ -110,7 +148,8 @@ fn packets(first: &VmUsage, last: &VmUsage) -> Bin {
     bin
 }
 
-fn between(first: &ThreadUsage, last: &ThreadUsage, length: u64) -> Times {
+/// What a thread did between two samples, and how much of what it ran is assumed.
+fn between(first: &ThreadUsage, last: &ThreadUsage, length: u64) -> (Times, u64) {
     let ran = last.ran.saturating_sub(first.ran).min(length);
     let starts = last.starts.saturating_sub(first.starts);
     let mut waited = last.waited.saturating_sub(first.waited).min(length - ran);
@@ -119,10 +158,10 @@ fn between(first: &ThreadUsage, last: &ThreadUsage, length: u64) -> Times {
     time.guest = last.guest.saturating_sub(first.guest).min(ran);
     // A wait counts when it ends. One that has gone on since the sample before has begun nothing.
     let still = |state: RunState| starts == 0 && first.state == state && last.state == state;
+    let mut assumed = 0;
     if still(RunState::Runnable) {
-        // One that ran had a CPU when this began, and nothing says that it lost it: it counts at the next tick. A wait that has begun
-        // meanwhile will be counted when it ends, or in the next bin.
-        *if ran == 0 { &mut waited } else { &mut time.ran } += rest;
+        // One that ran had a CPU when this began, and nothing says yet that it lost it: see Late.
+        *if ran == 0 { &mut waited } else { &mut assumed } += rest;
     } else {
         for (state, part) in [(first.state, rest / 2), (last.state, rest - rest / 2)] {
             *match state {
@@ -136,7 +175,8 @@ fn between(first: &ThreadUsage, last: &ThreadUsage, length: u64) -> Times {
         }
     }
     time.waited = waited;
-    time
+    time.ran += assumed;
+    (time, assumed)
 }
 
 /// Threads of a group that was frozen at both ends sleep for that reason.

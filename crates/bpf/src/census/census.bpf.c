@@ -139,7 +139,8 @@ int BPF_PROG(on_wakeup, u64 ns, bool slept)
 {
 	struct census_thread *t = current_thread();
 
-	if (!t)
+	/* a halt that began before the thread was followed */
+	if (!t || t->doing == DOING_UNKNOWN)
 		return 0;
 	add(&t->halted, ns);
 	if (!slept)

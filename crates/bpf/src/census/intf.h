@@ -6,7 +6,7 @@
 #include <linux/types.h>
 
 #define MAX_CENSUS_THREADS 16384
-/* Kinds of exits: model::usage::Exit says which. */
+/* Kinds of exits: model::census::Exit says which. */
 #define EXITS 11
 /* Exit codes of AMD are up to 0x403, those of Intel up to some 80; higher ones are of the last kind. */
 #define EXIT_CODES 1088

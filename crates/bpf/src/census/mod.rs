@@ -21,7 +21,7 @@ use crate::object::{self, bytes_of, map, value_of};
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
-use teiji_model::census::{Census, Done, Exit};
+use teiji_model::census::{Activity, Census, Exit};
 use teiji_model::host::Vm;
 
 /// The compiled programs.
@@ -38,15 +38,16 @@ const AMD: [(u32, Exit); 14] = [
     (0x07b, Exit::Port),
     (0x07c, Exit::Msr),
     (0x081, Exit::Hypercall),
-    (0x08a, Exit::Halt),
     (0x08b, Exit::Halt),
+    // IDLE_HLT: HLT without a pending interrupt
+    (0x0a6, Exit::Halt),
     (0x400, Exit::Memory),
     (0x401, Exit::Apic),
     (0x402, Exit::Apic),
 ];
 
 /// Exit reasons of Intel (`EXIT_REASON_*`, arch/x86/include/uapi/asm/vmx.h).
-const INTEL: [(u32, Exit); 16] = [
+const INTEL: [(u32, Exit); 18] = [
     (1, Exit::Interrupt),
     (7, Exit::Window),
     (10, Exit::Cpuid),
@@ -64,6 +65,8 @@ const INTEL: [(u32, Exit); 16] = [
     // KVM lets the guest's timer end by it.
     (52, Exit::Interrupt),
     (56, Exit::Apic),
+    (84, Exit::Msr),
+    (85, Exit::Msr),
 ];
 
 /// Probes that count.
@@ -72,6 +75,7 @@ pub struct Probes {
     /// Threads that have an entry, and since when, ns.
     followed: BTreeMap<u32, u64>,
     hooks: Vec<Hook>,
+    halts_are_seen: bool,
     object: Object,
     _links: Vec<Link>,
 }
@@ -139,7 +143,8 @@ impl Probes {
             let name = program.name().to_string_lossy().into_owned();
             links.push(program.attach().map_err(|e| Error::kernel(format!("attach {name}"), e))?);
         }
-        Ok(Probes { threads, followed: BTreeMap::new(), hooks, object, _links: links })
+        let halts_are_seen = hooks.iter().any(|hook| hook.program == "on_halt" && hook.found.is_some());
+        Ok(Probes { threads, followed: BTreeMap::new(), hooks, halts_are_seen, object, _links: links })
     }
 
     /// Counts the vCPU threads and vhost workers of these VMs from `now` on, ns of `CLOCK_MONOTONIC`, and no others. One that was followed
@@ -176,7 +181,10 @@ impl Probes {
         let bytes = self.threads.lookup(&tid.to_ne_bytes(), MapFlags::ANY).ok()??;
         // After that: what goes on is taken to have gone on until now.
         let now = now();
-        Some(Census { counted: now.saturating_sub(*since), ..census(&value_of(&bytes), now) })
+        Some(Census {
+            observed: now.saturating_sub(*since),
+            ..census(&value_of(&bytes), now, self.halts_are_seen)
+        })
     }
 
     /// What cannot be counted on this kernel, for people.
@@ -188,7 +196,7 @@ impl Probes {
         targets
             .iter()
             .map(|target| {
-                format!("calls of {target}: this kernel has no such function, or none that can be probed")
+                format!("calls of {target}: this kernel has no such function, none that can be probed, or its module was not loaded at the start")
             })
             .collect()
     }
@@ -203,13 +211,13 @@ impl Probes {
 }
 
 /// What a thread has done, with what it does now.
-fn census(thread: &types::census_thread, now: u64) -> Census {
-    let done = |done: types::done| Done { times: done.times, ns: done.ns };
+fn census(thread: &types::census_thread, now: u64, halts_are_seen: bool) -> Census {
+    let done = |done: types::done| Activity { count: done.times, ns: done.ns };
     let mut census = Census {
-        counted: 0,
+        observed: 0,
         guest: done(thread.guest),
         halted: done(thread.halted),
-        polled: done(thread.polled),
+        woken_polling: done(thread.polled),
         exits: thread.exits.map(done),
         rx: done(thread.rx),
         tx: done(thread.tx),
@@ -224,7 +232,9 @@ fn census(thread: &types::census_thread, now: u64) -> Census {
             let halts = if doing == types::doing::DOING_HALT { ago } else { 0 };
             let away = now.saturating_sub(thread.left);
             census.halted.ns += halts;
-            if let Some(exit) = census.exits.get_mut(thread.exit as usize) {
+            // Where it is not seen that a vCPU halts, all of it is told when it is woken.
+            let told_later = !halts_are_seen && thread.exit == Exit::Halt as u32;
+            if let Some(exit) = census.exits.get_mut(thread.exit as usize).filter(|_| !told_later) {
                 exit.ns += away.saturating_sub(halts).saturating_sub(thread.halted_since_exit);
             }
         }
@@ -247,9 +257,9 @@ mod tests {
             halted_since_exit: 30,
             ..types::census_thread::default()
         };
-        let at_1000 = |doing, since| census(&of(doing, since), 1000);
-        assert_eq!(at_1000(types::doing::DOING_GUEST, 700).guest, Done { times: 0, ns: 300 });
-        assert_eq!(at_1000(types::doing::DOING_GUEST, 1100).guest, Done::default());
+        let at_1000 = |doing, since| census(&of(doing, since), 1000, true);
+        assert_eq!(at_1000(types::doing::DOING_GUEST, 700).guest, Activity { count: 0, ns: 300 });
+        assert_eq!(at_1000(types::doing::DOING_GUEST, 1100).guest, Activity::default());
         assert_eq!(at_1000(types::doing::DOING_TX, 900).tx.ns, 100);
         // It left guest mode at 500, and was halted for 30 since then.
         assert_eq!(at_1000(types::doing::DOING_EXIT, 600).all_exits().ns, 470);
@@ -257,6 +267,7 @@ mod tests {
         let halted = at_1000(types::doing::DOING_HALT, 800);
         assert_eq!((halted.halted.ns, halted.exits[Exit::Halt as usize].ns), (200, 270));
         assert_eq!(at_1000(types::doing::DOING_UNKNOWN, 0), Census::default());
+        assert_eq!(census(&of(types::doing::DOING_EXIT, 600), 1000, false), Census::default());
     }
 
     #[test]

@@ -125,7 +125,7 @@ enum holds {
 enum reads {
 	READS_NOTHING = 1, /* it found none */
 	READS_PACKET,	   /* it found one */
-	READS_GOT,	   /* it got the one that it found */
+	READS_GOT,	   /* it got the one that it found; or has signalled one that was not seen */
 	READS_UNSEEN	   /* it got one that was not seen; it may have looked in vain since */
 };
 

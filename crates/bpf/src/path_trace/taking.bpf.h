@@ -9,7 +9,8 @@
  *   sends_frame()             it sends a frame of the guest
  *
  * A packet that comes after the look is got and not seen: at once, or long after, if the thread loses its CPU
- * in between. Nothing is learnt from the interrupt that is sent next.
+ * in between. Neither the queue's interrupt nor how the VMM signals is learnt from the interrupt that is sent
+ * next.
  *
  * Some VMMs signal each packet, some the last of several, before they sleep or when the guest's ring is full.
  * It is learnt which by each interrupt of the queue: one that comes after a look in vain speaks for several,

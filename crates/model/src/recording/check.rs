@@ -17,6 +17,7 @@ const MAX_CPUS: usize = 65_536;
 const MAX_GUEST_CPUS: usize = 4096;
 const MAX_HOST_THREADS: usize = 65_536;
 const MAX_GROUPS: usize = 1024;
+const MAX_UNCOUNTED: usize = 64;
 const MAX_DELAYING: usize = 1024;
 /// The latest time of a sample, ns: 36 years after the host started.
 const LATEST: u64 = 1 << 60;
@@ -73,7 +74,8 @@ pub(super) fn observed(o: &ObservedVms) -> Checked {
         ensure(pids.insert(v.pid), "two VMs have the same process id")?;
         vm(v)?;
     }
-    Ok(())
+    ensure(o.uncounted.len() <= MAX_UNCOUNTED, "more than 64 things could not be counted")?;
+    o.uncounted.iter().try_for_each(|what| text(what))
 }
 
 /// Checks counters.

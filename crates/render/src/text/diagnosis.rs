@@ -4,7 +4,7 @@ use crate::table::{Cell, Table};
 use crate::terminal::{Style, Tone, columns, printable, shorten};
 use crate::text::{WIDTH, wrap};
 use crate::units::{duration, percent};
-use teiji_model::census::{Census, Done};
+use teiji_model::census::{Activity, Census};
 use teiji_model::diagnosis::{Bin, Diagnosis, Fault, ThreadTime, Times, VmDiagnosis, share};
 use teiji_model::finding::{Confidence, PolicyLine};
 
@@ -132,32 +132,45 @@ const LEAST_EXIT: f64 = 0.001;
 
 /// What probes counted of each thread.
 fn counted(threads: &[ThreadTime], style: &Style) -> Vec<String> {
+    if threads.iter().all(|thread| thread.census.is_none()) {
+        return Vec::new();
+    }
     let mut table = Table::indented(2);
-    let head = ["time", "a second", "each"].map(|title| Cell::right(title).tone(Tone::Faint));
-    table.row(
-        ["counted", "what it did"].map(|title| Cell::from(title).tone(Tone::Faint)).into_iter().chain(head),
-    );
-    let empty = table.lines(style).len();
+    let head = ["share", "per s", "mean"].map(|title| Cell::right(title).tone(Tone::Faint));
+    table
+        .row(["thread", "activity"].map(|title| Cell::from(title).tone(Tone::Faint)).into_iter().chain(head));
     for thread in threads {
         let Some(census) = &thread.census else { continue };
-        let Census { counted: length, guest, halted, polled, rx, tx, .. } = *census;
-        let exits =
-            census.exits_by_time().into_iter().filter(|(_, done)| share(done.ns, length) >= LEAST_EXIT);
-        let exits = exits.take(MOST_EXITS).map(|(exit, done)| (format!("out of it: {}", exit.title()), done));
-        let before = [("in the guest", guest), ("halted", halted), ("halted, and polling only", polled)];
-        let after = [("carries packets to the guest", rx), ("carries frames from the guest", tx)];
-        let named = |(what, done): (&str, Done)| (what.to_owned(), done);
-        let all = before.map(named).into_iter().chain(exits).chain(after.map(named));
+        let Census { observed, guest, halted, woken_polling, rx, tx, .. } = *census;
+        let mut exits = census.exits_by_time();
+        let shown = exits.iter().take_while(|(_, done)| share(done.ns, observed) >= LEAST_EXIT).count();
+        let rest = exits.split_off(shown.min(MOST_EXITS)).into_iter();
+        let rest = rest.fold(Activity::default(), |sum, (_, done)| sum.and(done));
+        let exits = exits.into_iter().map(|(exit, done)| (format!("exit: {}", exit.title()), done));
+        let named = |(what, done): (&str, Activity)| (what.to_owned(), done);
+        let before =
+            [("guest mode", guest), ("halted", halted), ("of it, woken while polling", woken_polling)];
+        let after = [
+            ("exit: all others", rest),
+            ("to the guest (handle_rx)", rx),
+            ("from the guest (handle_tx)", tx),
+        ];
         let mut name = printable(&thread.name);
-        for (what, done) in all.filter(|(_, done)| *done != Done::default()) {
-            let rate = done.times as f64 * 1e9 / length.max(1) as f64;
-            let each = if done.times > 0 { duration(done.ns as f64 / done.times as f64) } else { "-".into() };
-            let figures = [percent(share(done.ns, length)), format!("{rate:.0}"), each].map(Cell::right);
+        let all = before.map(named).into_iter().chain(exits).chain(after.map(named));
+        let mut rows: Vec<_> = all.filter(|(_, done)| *done != Activity::default()).collect();
+        if rows.is_empty() {
+            rows.push(("nothing seen".to_owned(), Activity::default()));
+        }
+        for (what, done) in rows {
+            let rate = done.count as f64 * 1e9 / observed.max(1) as f64;
+            let mean = if done.count > 0 { duration(done.ns as f64 / done.count as f64) } else { "-".into() };
+            let figures = [percent(share(done.ns, observed)), format!("{rate:.0}"), mean].map(Cell::right);
             table.row([Cell::from(std::mem::take(&mut name)), Cell::from(what)].into_iter().chain(figures));
         }
     }
-    let lines = table.lines(style);
-    if lines.len() > empty { [vec![String::new()], lines].concat() } else { Vec::new() }
+    let note = "An exit lasts until the next guest entry, with waits for a CPU and time in the VMM: see `waits` and `in VMM` above.";
+    let note = wrap(note, WIDTH - 2).into_iter().map(|line| format!("  {line}"));
+    [vec![String::new()], table.lines(style), note.collect()].concat()
 }
 
 /// What the vCPUs did over time, as rows of columns; nothing of an observation too short to tell.
@@ -261,24 +274,27 @@ vCPU waits for a CPU: 75 % (medium confidence)
 
     #[test]
     fn what_probes_counted_is_a_table() {
-        let done = |times, ns| Done { times, ns };
+        let done = |count, ns| Activity { count, ns };
         let mut census =
-            Census { counted: 1_000_000_000, guest: done(200, 500_000_000), ..Census::default() };
-        (census.halted, census.polled) = (done(50, 300_000_000), done(10, 1_000_000));
+            Census { observed: 1_000_000_000, guest: done(200, 500_000_000), ..Census::default() };
+        (census.halted, census.woken_polling) = (done(50, 300_000_000), done(10, 1_000_000));
         census.exits[Exit::Port as usize] = done(150, 150_000_000);
         census.exits[Exit::Cpuid as usize] = done(1, 900);
         let vcpu = ThreadTime { name: "vCPU 0".into(), census: Some(census), ..ThreadTime::default() };
-        let census = Census { counted: 2_000_000_000, tx: done(30, 60_000), ..Census::default() };
+        let census = Census { observed: 2_000_000_000, tx: done(30, 60_000), ..Census::default() };
         let worker =
             ThreadTime { name: "vhost worker".into(), census: Some(census), ..ThreadTime::default() };
         let wanted = [
             "",
-            "  counted       what it did                    time  a second     each",
-            "  vCPU 0        in the guest                   50 %       200  2.50 ms",
-            "                halted                         30 %        50  6.00 ms",
-            "                halted, and polling only        0 %        10   100 us",
-            "                out of it: I/O ports           15 %       150  1.00 ms",
-            "  vhost worker  carries frames from the guest   0 %        15  2.00 us",
+            "  thread        activity                    share  per s     mean",
+            "  vCPU 0        guest mode                   50 %    200  2.50 ms",
+            "                halted                       30 %     50  6.00 ms",
+            "                of it, woken while polling    0 %     10   100 us",
+            "                exit: I/O port               15 %    150  1.00 ms",
+            "                exit: all others              0 %      1   900 ns",
+            "  vhost worker  from the guest (handle_tx)    0 %     15  2.00 us",
+            "  An exit lasts until the next guest entry, with waits for a CPU and time in the VMM: see `waits`",
+            "  and `in VMM` above.",
         ];
         assert_eq!(counted(&[vcpu, worker], &Style::PLAIN), wanted);
         assert!(counted(&[ThreadTime::default()], &Style::PLAIN).is_empty());

@@ -1,7 +1,7 @@
 //! Samples of counters.
 
 use super::*;
-use crate::census::{Census, Done};
+use crate::census::{Activity, Census};
 use crate::usage::{
     CpuUsage, GroupUsage, HostThread, ObservedVms, Role as ThreadRole, RunState, Sample, TapUsage,
     ThreadUsage, VmUsage,
@@ -25,7 +25,7 @@ pub(super) fn sample(n: u64) -> Sample {
         cpu: 1,
         group: "/machine.slice/machine-qemu-1-sip1.scope/libvirt/vcpu0".into(),
         census: (role == ThreadRole::Worker).then(|| {
-            let tx = Done { times: n * 40, ns: n * 2_000_000 };
+            let tx = Activity { count: n * 40, ns: n * 2_000_000 };
             Box::new(Census { tx, ..Census::default() })
         }),
     };
@@ -130,5 +130,15 @@ fn a_sample_that_lies_about_its_length_is_refused() {
     for sample in [long, late] {
         let mut w = Writer::new(Vec::new(), &meta()).unwrap();
         assert!(matches!(w.sample(&sample), Err(Error::Malformed { .. })));
+    }
+}
+
+#[test]
+fn what_could_not_be_counted_has_a_limit() {
+    // Each VM is told of all.
+    for uncounted in [vec![String::new(); 65], vec!["x".repeat(100_000)]] {
+        let mut w = Writer::new(Vec::new(), &meta()).unwrap();
+        let observed = ObservedVms { uncounted, ..observed() };
+        assert!(matches!(w.observed(&observed), Err(Error::Malformed { .. })));
     }
 }
