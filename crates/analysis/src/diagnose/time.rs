@@ -125,9 +125,10 @@ impl Late {
         let ran = take(self.ran);
         let not_run = if self.lost_cpu { assumed } else { self.waited.min(assumed) };
         let waited = take(self.waited.saturating_sub(not_run));
-        sum.slept -= ran + waited;
-        sum.ran = sum.ran + ran - not_run;
-        sum.waited += waited + not_run;
+        // A recording may have any numbers: a sum may have reached its limit.
+        sum.slept = sum.slept.saturating_sub(ran).saturating_sub(waited);
+        sum.ran = sum.ran.saturating_sub(not_run).saturating_add(ran);
+        sum.waited = sum.waited.saturating_add(waited).saturating_add(not_run);
     }
 }
 
