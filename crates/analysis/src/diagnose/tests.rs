@@ -155,6 +155,24 @@ fn time_that_was_counted_late_was_run_before() {
     assert_eq!(causes(&vm), [FaultCause::GuestBusy]);
 }
 
+#[test]
+fn times_of_a_recording_that_exaggerates_are_limited() {
+    const LONG: u64 = u64::MAX / 6;
+    let vm = seen(|n, sample| {
+        let at = n * LONG;
+        usage(sample).at = at;
+        let vcpu = ThreadUsage {
+            ran: if n == 3 { at - LONG / 2 } else { at },
+            waited: 0,
+            ..of(sample, VCPU).clone()
+        };
+        let all = (0..16)
+            .map(|index| (100 + u32::from(index), ThreadUsage { role: Role::Vcpu(index), ..vcpu.clone() }));
+        usage(sample).threads = all.collect();
+    });
+    assert_eq!(vm.series[2].vcpus.ran, u64::MAX);
+}
+
 /// Its CPU has had no tick since then: the observation ends before the rest is counted.
 #[test]
 fn a_thread_that_has_not_lost_its_cpu_runs() {
