@@ -46,7 +46,7 @@ soak: deps ## long tests: property and fuzz tests with new cases, a trace of 24 
 	PROPTEST_CASES=$(AGENT_CASES) $(CARGO) test --release -p teiji-agent --lib --test apply
 	SCX_CYCLES=$(SCX_CYCLES) SCX_BOOTS=$(SCX_BOOTS) $(CARGO) test --workspace --test vcpu -- many_
 
-bench: ## measure the join, the admission test, observing a host with 1,000 taps, and counters of 200 VMs (root)
+bench: ## measure the join, the admission test, the placement of 1,000 VMs, observing a host with 1,000 taps, and counters of 200 VMs (root)
 	$(CARGO) bench -p teiji-analysis -p teiji-control -p teiji-host
 
 lab-prepare: deps ## make the lab's root file system, if it is missing (root, 1 GB to download)

@@ -19,12 +19,14 @@
 //! | [`policy`] | what the operator wants, with the place of each value; problems, each with place and fix |
 //! | [`resource`] | what can be changed on a host, its values, and the dependencies between changes |
 //! | [`cpus`] | sets of CPUs |
+//! | [`numa`] | where the memory, threads and NICs of VMs are on a host with NUMA nodes |
 //! | [`observation`] | the state of a host as a file, for planning on another machine |
 //! | [`observed`] | the state of a host, as far as a plan needs it |
 //! | [`outgoing`] | what a report says of the requests that a guest itself sends |
 //! | [`over_time`] | what requests and queues did over the trace, in bounded size |
 //! | [`passthrough`] | NICs that were given to VMs, and requests by them, in a report |
 //! | [`operator`] | how an operator does what teiji does not do |
+//! | [`placement`] | where VMs should be on a host with NUMA nodes |
 //! | [`plan`] | the plan, and what teiji holds |
 //! | [`qdisc`] | the root qdisc of a link: channels with deadlines, or another qdisc |
 //! | [`reason`] | why a request is in no figure |
@@ -53,12 +55,14 @@ pub mod finding;
 pub mod flow;
 pub mod guest;
 pub mod host;
+pub mod numa;
 pub mod observation;
 pub mod observed;
 pub mod operator;
 pub mod outgoing;
 pub mod over_time;
 pub mod passthrough;
+pub mod placement;
 pub mod plan;
 pub mod policy;
 pub mod qdisc;
