@@ -21,6 +21,7 @@
 //! | [`finding`] | what makes requests slow: one file for each cause, and their table |
 //! | [`verdict`] | ranks the causes and names the first; its documentation defines the rule |
 //! | [`diagnose`] | what is wrong with VMs by the kernel's own counters, without a trace |
+//! | [`numa`] | which memory of VMs is remote from their threads |
 //! | [`absence`] | why there is no complete request |
 //! | [`sip`] | finds the fields of a SIP message by which requests are matched |
 //! | `learnt_count` | how often a device reports a packet |
@@ -49,6 +50,7 @@ mod join;
 mod learnt_count;
 mod left_out;
 mod lost;
+pub mod numa;
 mod outgoing_stats;
 mod over_time;
 mod passthrough_stats;

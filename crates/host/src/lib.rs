@@ -13,10 +13,11 @@
 //! | [`guest`] | how a VM's guest can be talked to, and how its TSC follows from the host's |
 //! | `hfsc` | channels with deadlines as qdiscs, classes and filters of the kernel's own |
 //! | `identity` | the user of a VM's process, and where its name comes from |
+//! | `interrupts` | which interrupts are a NIC's, and where they come |
 //! | [`kernel`] | information of the kernel about itself and single threads |
 //! | `net` | taps, bridges, queues |
 //! | `nic_counters` | what NICs count of the packets that they lose |
-//! | `numa` | a VMM's memory by NUMA node |
+//! | `numa` | where the memory, threads and NICs of VMs are on a host with NUMA nodes |
 //! | `observe` | the host as a plan needs to know it |
 //! | `passthrough` | NICs of the host that were given to a VM (VFIO) |
 //! | [`priority`] | the priority of what the agent starts |
@@ -38,6 +39,7 @@ mod cmdline;
 pub mod guest;
 mod hfsc;
 mod identity;
+mod interrupts;
 pub mod kernel;
 mod net;
 mod nic_counters;
@@ -60,6 +62,7 @@ pub mod watch;
 
 pub use hfsc::{CurveOf, Hfsc};
 pub use nic_counters::NicCounters;
+pub use numa::NumaObserver;
 pub use resource::{Devices, Settings};
 pub use root::Root;
 pub use rtnl::lists_requested;

@@ -63,6 +63,11 @@ pub(crate) fn gone(task: Task) -> ResourceError {
 pub(crate) struct Stat(String);
 
 impl Stat {
+    /// Of this text.
+    pub(crate) fn new(text: String) -> Self {
+        Stat(text)
+    }
+
     pub(crate) fn read(root: &Root, id: u32) -> Option<Self> {
         root.text(&format!("proc/{id}/stat")).map(Stat)
     }

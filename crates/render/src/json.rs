@@ -5,7 +5,7 @@
 use crate::text::vms::doubt;
 use serde::Serialize;
 use teiji_model::host::{self, GivenNic, Identity, Requirement};
-use teiji_model::{diagnosis, plan, status};
+use teiji_model::{diagnosis, numa, placement, plan, status};
 
 /// `teiji plan --json`.
 #[derive(Debug, Serialize)]
@@ -94,6 +94,36 @@ impl<'a> Diagnosis<'a> {
     /// What is wrong with VMs.
     pub fn new(diagnosis: &'a diagnosis::Diagnosis) -> Self {
         Diagnosis { schema: 1, diagnosis }
+    }
+}
+
+/// `teiji numa show --json`.
+#[derive(Debug, Serialize)]
+pub struct Numa<'a> {
+    schema: u32,
+    #[serde(flatten)]
+    host: &'a numa::NumaHost,
+}
+
+impl<'a> Numa<'a> {
+    /// Where VMs are on a host.
+    pub fn new(host: &'a numa::NumaHost) -> Self {
+        Numa { schema: 1, host }
+    }
+}
+
+/// `teiji numa advise --json`.
+#[derive(Debug, Serialize)]
+pub struct NumaAdvice<'a> {
+    schema: u32,
+    #[serde(flatten)]
+    advice: &'a placement::Advice,
+}
+
+impl<'a> NumaAdvice<'a> {
+    /// Where VMs should be.
+    pub fn new(advice: &'a placement::Advice) -> Self {
+        NumaAdvice { schema: 1, advice }
     }
 }
 

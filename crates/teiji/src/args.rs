@@ -35,6 +35,9 @@ pub enum Command {
     /// Find out why VMs are slow or stopped, from the kernel's counters: without probes, unless --level asks for them, and without looking at packets. The exit code
     /// is 1 if something is wrong, or cannot be told.
     Diagnose(Diagnose),
+    /// Show on which NUMA nodes the memory, the threads and the NICs of VMs are.
+    #[command(subcommand)]
+    Numa(Numa),
     /// Follow the packets of VMs and report where their time is spent.
     Trace(Trace),
     /// Trace and show the results live in the terminal. Keys: q quit, up/down select, p pause, s sort. Prints the report at
@@ -119,6 +122,45 @@ pub enum Level {
     /// Also probes that count guest entries, exits by reason, halts, and the work of vhost. Needs BTF and the kvm module. What they
     /// cost was not measured yet.
     Census,
+}
+
+/// What to do about NUMA nodes.
+#[derive(Debug, Subcommand)]
+pub enum Numa {
+    /// Show the nodes of the host, and of each VM the memory by node, where its threads run, and which part of its memory is remote
+    /// from them. For it the kernel walks the page tables of each VMM; meanwhile the VMM cannot change its mappings.
+    Show(NumaShow),
+    /// Say which VMs should be on which nodes, all together, and what each move would gain. Changes nothing. The exit code is 1 if a VM
+    /// should be moved.
+    Advise(NumaAdvise),
+}
+
+/// Arguments of `numa show`.
+#[derive(Debug, clap::Args)]
+pub struct NumaShow {
+    /// A VM by its name or as pid:N; may be given several times [default: all VMs].
+    #[arg(long = "vm", value_name = "VM")]
+    pub vms: Vec<String>,
+    /// How long to observe on which nodes threads run, such as 500ms or 10s.
+    #[arg(long = "for", value_name = "TIME", value_parser = parse_duration, default_value = "2s")]
+    pub length: Duration,
+    /// The format of the result.
+    #[command(flatten)]
+    pub print: Print,
+}
+
+/// Arguments of `numa advise`.
+#[derive(Debug, clap::Args)]
+pub struct NumaAdvise {
+    /// How long to observe what VMs use, such as 10s or 1m.
+    #[arg(long = "for", value_name = "TIME", value_parser = parse_duration, default_value = "10s")]
+    pub length: Duration,
+    /// Also move VMs away from the CPUs that their threads are bound to; otherwise these are taken for the operator's will.
+    #[arg(long)]
+    pub ignore_pins: bool,
+    /// The format of the result.
+    #[command(flatten)]
+    pub print: Print,
 }
 
 /// Arguments of `trace`.

@@ -105,6 +105,9 @@ fn usage_errors_end_with_2() {
         &["replay", "x", "--suggest", "--out", "y"],
         &["replay", "x", "y", "--suggest"],
         &["replay"],
+        &["numa"],
+        &["numa", "show", "--for", "0s"],
+        &["numa", "advise", "--for", "0s"],
         &["nonsense"],
     ] {
         let (code, out, err) = run(args);

@@ -226,7 +226,7 @@ fn without_root_a_plan_is_made_and_an_apply_says_what_it_needs() {
     let (path, root) = (path.to_str().unwrap(), host.0.path().to_str().unwrap());
     let plan = as_nobody(&["plan", path, "--root", root]);
     assert!(plan.code == 0 && plan.out.contains("1 step"), "{} {}", plan.out, plan.err);
-    for args in [&["apply", path][..], &["rollback"], &["confirm"]] {
+    for args in [&["apply", path][..], &["rollback"], &["confirm"], &["numa", "show"], &["numa", "advise"]] {
         let ran = as_nobody(args);
         assert!(
             ran.code == 1 && ran.err.contains("root is needed") && ran.err.contains("sudo"),

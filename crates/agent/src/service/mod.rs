@@ -8,6 +8,7 @@
 //! | `status` | status |
 //! | `agent` | the agent |
 //! | `diagnose` | what is wrong with VMs, by the kernel's counters |
+//! | `numa` | where VMs are on a host with NUMA nodes |
 //! | `inspect` | doctor, VMs, traces, recordings |
 //! | [`select`] | which VMs a name means |
 //! | `guests` | how the guests of a trace are asked |
@@ -19,6 +20,7 @@ mod apply;
 mod diagnose;
 mod guests;
 mod inspect;
+mod numa;
 mod plan;
 pub mod select;
 mod status;
@@ -31,6 +33,7 @@ pub use diagnose::{Observer, Timing};
 pub use guests::GuestsWanted;
 pub use inspect::{Doctor, TraceResult};
 pub use status::StatusReport;
+pub use teiji_control::placement::Pins;
 
 use crate::apply::{Engine, STATE_DIRECTORY};
 use crate::backend::{HostBackend, PINS};

@@ -8,6 +8,7 @@ pub mod doctor;
 pub mod guarantees;
 pub(crate) mod inside;
 pub mod links;
+pub mod numa;
 pub(crate) mod outgoing;
 pub(crate) mod passthrough;
 pub mod plan;

@@ -9,6 +9,7 @@ mod doctor;
 mod front;
 mod man;
 mod messages;
+mod numa;
 mod observe;
 mod plan;
 mod policy;
@@ -38,6 +39,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.command {
         Command::Doctor(print) => return doctor::run(print, &here),
         Command::Vms(print) => vms::run(print, &here)?,
+        Command::Numa(what) => return numa::run(what, &here),
         Command::Diagnose(args) => return diagnose::run(args, &here),
         Command::Trace(trace) => trace::run(trace, &with(&trace.state))?,
         Command::Top(top) => top::run(top, &here)?,

@@ -1,0 +1,92 @@
+//! Where VMs are on a host with NUMA nodes: their memory by node, the nodes that their threads run on and that their NICs and
+//! interrupts belong to.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | `nodes` | the nodes of the host: CPUs, memory, huge pages, distances |
+//! | `memory` | the memory of a VM by node, the guest's apart from the VMM's own and the kernel's |
+//! | `threads` | on which node threads run |
+//! | `uplinks` | the NICs by which a VM's packets leave, their nodes and interrupts |
+//! | `resident` | the resident memory of a VMM by node, as a list of VMs shows it |
+//!
+//! Memory is read once, from `numa_maps`: for it the kernel walks all page tables of the VMM, 4 KiB pages one by one, while it holds
+//! its memory map lock for reading (`show_numa_map()`, fs/proc/task_mmu.c). So this is done when somebody asks.
+
+mod memory;
+mod nodes;
+mod resident;
+mod threads;
+mod uplinks;
+
+pub(crate) use resident::{last_node, resident};
+
+use crate::Root;
+use crate::cgroup::Hierarchy;
+use crate::usage::now;
+use std::collections::BTreeMap;
+use teiji_model::host::Vm;
+use teiji_model::numa::{NumaHost, VmPlacement};
+use threads::Threads;
+use uplinks::Uplinks;
+
+/// Observes on which nodes VMs are. Reads only.
+pub struct NumaObserver {
+    root: Root,
+    host: NumaHost,
+    vms: Vec<Vm>,
+    threads: Threads,
+    uplinks: Uplinks,
+    begun: u64,
+}
+
+impl NumaObserver {
+    /// Begins to observe the threads of these VMs and the interrupts of the NICs that they use.
+    pub fn begin(root: &Root, vms: &[Vm]) -> Self {
+        let nodes = nodes::nodes(root);
+        NumaObserver {
+            root: root.clone(),
+            threads: Threads::begin(root, vms),
+            uplinks: Uplinks::begin(root, vms),
+            vms: vms.to_owned(),
+            host: NumaHost { nodes, observed: 0, vms: Vec::new() },
+            begun: now(),
+        }
+    }
+
+    /// Looks at which CPU each thread is on, and how long it has run since the last look. The more often, the less is missed when a
+    /// thread moves: what it ran between two looks counts where it is at the second one.
+    pub fn look(&mut self) {
+        self.threads.look(&self.host);
+    }
+
+    /// A last look, and the memory of the VMs. Those that have ended are left out.
+    pub fn end(mut self) -> NumaHost {
+        self.look();
+        self.host.observed = now().saturating_sub(self.begun);
+        let uplinks = self.uplinks.end(&self.root, &self.host);
+        let hierarchy = Hierarchy::find(&self.root).ok();
+        let vms = self.vms.iter().filter(|vm| self.root.exists(&format!("proc/{}", vm.pid)));
+        let placed = vms.map(|vm| {
+            let (memory, unseen) = memory::memory(&self.root, vm, hierarchy.as_ref(), &self.host.nodes);
+            let (vcpus, workers) = self.threads.of(vm.pid);
+            let nics = uplinks.get(&vm.pid).cloned().unwrap_or_default();
+            let name = vm.name.clone();
+            VmPlacement { name, pid: vm.pid, memory, vcpus, workers, nics, unseen, ..VmPlacement::default() }
+        });
+        let vms = placed.collect();
+        NumaHost { vms, ..self.host }
+    }
+}
+
+/// The numbers by the nodes in words such as `N0=5`; `each` is what one of them stands for.
+fn by_node<'t>(words: impl Iterator<Item = &'t str>, each: u64) -> BTreeMap<u32, u64> {
+    let of = |word: &str| {
+        let (node, amount) = word.strip_prefix('N')?.split_once('=')?;
+        Some((node.parse::<u32>().ok()?, amount.parse::<u64>().ok()?.saturating_mul(each)))
+    };
+    let mut all = BTreeMap::new();
+    for (node, amount) in words.filter_map(of) {
+        teiji_model::numa::add(&mut all, node, amount);
+    }
+    all
+}
