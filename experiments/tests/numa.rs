@@ -1,4 +1,4 @@
-//! `teiji numa show` in the lab, whose host has two NUMA nodes: what it says is compared with numastat, with the kernel's own
+//! `teiji numa show` and `advise` in the lab, whose host has two NUMA nodes: what it says is compared with numastat, with the kernel's own
 //! `numa_maps`, and with the kernel's trace of context switches. Needs root; takes minutes if the lab host is emulated.
 //!
 //! ```text
@@ -58,11 +58,13 @@ fn main() -> ExitCode {
     let tests = teiji_lab::tests![
         nodes_are_those_of_the_kernel,
         memory_is_that_of_numa_maps_and_numastat,
+        what_the_kernel_has_for_a_vm_is_told,
         huge_pages_are_told,
         threads_ran_where_the_kernels_trace_has_them,
         what_is_remote_is_said,
         a_busy_vm_is_advised_to_be_with_its_memory,
         a_vm_that_ends_meanwhile_is_left_out,
+        each_pair_of_nodes_is_measured,
     ];
     harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))
 }
@@ -167,6 +169,30 @@ fn memory_is_that_of_numa_maps_and_numastat() {
     assert_eq!(shown["unseen"].as_array().map(Vec::len), Some(0));
 }
 
+/// In a control group of its own that counts memory. The lab host's kernel has page tables of KVM for the guest, at least one page.
+fn what_the_kernel_has_for_a_vm_is_told() {
+    let group = "/sys/fs/cgroup/numa-vm1";
+    run(&format!(
+        "echo +memory >/sys/fs/cgroup/cgroup.subtree_control && mkdir -p {group} && echo {} >{group}/cgroup.procs",
+        VM1.pid()
+    ));
+    // What was there before still counts for the former group.
+    VM1.run("head -c 64M /dev/zero >/dev/shm/x && rm /dev/shm/x").unwrap().ok().unwrap();
+    let (kernel, stat) = stopped(&VM1, || {
+        let kernel = by_node(&placed("vm1", "--for 100ms")["memory"]["kernel"]);
+        let program = r#"/^(kernel_stack|pagetables|sec_pagetables|slab_reclaimable|slab_unreclaimable) / {
+            for (i = 2; i <= NF; i++) { split(substr($i, 2), a, "="); sum[a[1]] += a[2] } } END { for (node in sum) print node, sum[node] }"#;
+        (kernel, run(&format!("awk '{program}' {group}/memory.numa_stat")))
+    });
+    let line = |line: &str| {
+        line.split_once(' ').map(|(node, bytes)| (node.parse().unwrap(), bytes.parse().unwrap()))
+    };
+    let stat: BTreeMap<u32, u64> = stat.lines().filter_map(line).collect();
+    let all = |amounts: &BTreeMap<u32, u64>| amounts.values().sum::<u64>();
+    // The kernel counts in batches, between two looks, too.
+    assert!(all(&kernel) >= 4096 && all(&kernel).abs_diff(all(&stat)) <= MIB, "{kernel:?} {stat:?}");
+}
+
 fn huge_pages_are_told() {
     let shown = stopped(&HUGE, || {
         let shown = placed("huge", "--for 100ms");
@@ -181,7 +207,7 @@ fn huge_pages_are_told() {
     let text = run("/mnt/bin/teiji numa show --for 100ms 2>/tmp/numa.err");
     eprintln!("{text}");
     let columns =
-        |line: &str| ["guest memory", "huge pages", "shared"].iter().all(|title| line.contains(title));
+        |line: &str| ["guest memory", "of it huge", "of it shared"].iter().all(|title| line.contains(title));
     assert!(text.lines().any(columns), "{text}");
     assert!(
         text.lines().any(|line| line.starts_with("1 ") && line.contains("12 of 140 free (2 MiB)")),
@@ -213,8 +239,25 @@ fn traced(text: &str, thread: u32) -> BTreeMap<u32, u64> {
 }
 
 /// The guest is busy for a while, and its vCPU is moved there and back, longer here than there. Nearly all that it runs lies within
-/// the observation and the trace, whatever time these begin and end.
+/// the observation and the trace, whatever time these begin and end. What teiji itself says may count for the wrong node is 3 % on an idle
+/// machine, and mostly cancels out; if it was kept from looking by others, nothing better than that can be asked of it.
 fn threads_ran_where_the_kernels_trace_has_them() {
+    let (ours, uncertain, kernel) = moved_there_and_back();
+    let total = |ran: &BTreeMap<u32, u64>| ran.values().sum::<u64>() as f64;
+    let share = |ran: &BTreeMap<u32, u64>| ran.get(&1).copied().unwrap_or(0) as f64 / total(ran);
+    let uncertain = uncertain as f64 / total(&ours);
+    eprintln!(
+        "teiji {ours:?} {:.4} ({uncertain:.4} uncertain), the kernel's trace {kernel:?} {:.4}",
+        share(&ours),
+        share(&kernel)
+    );
+    assert!(total(&kernel) > 1e9 && (0.2..0.95).contains(&share(&kernel)), "it was not moved");
+    let limit = if uncertain <= 0.06 { 0.02 } else { uncertain };
+    assert!((share(&ours) - share(&kernel)).abs() <= limit, "{ours:?} {kernel:?}");
+}
+
+/// How long the vCPU ran on each node, ns, by teiji, with what is uncertain of it, and by the kernel's trace.
+fn moved_there_and_back() -> (BTreeMap<u32, u64>, u64, BTreeMap<u32, u64>) {
     let thread = VM1.vcpu_tids()[0];
     let child = LAB
         .host
@@ -241,15 +284,9 @@ fn threads_ran_where_the_kernels_trace_has_them() {
     let pid = child.id().unwrap();
     run(&format!("kill -INT {pid}; while [ -d /proc/{pid} ]; do sleep 0.1; done"));
     let all = parsed(&run("cat /tmp/numa.json"));
-    let vm = &all["vms"][0];
-    let ours = by_node(&vm["vcpus"][0]["ran"]);
+    let vcpu = &all["vms"][0]["vcpus"][0];
     let kernel = traced(&std::fs::read_to_string(LAB.fetch("/tmp/switches.txt").unwrap()).unwrap(), thread);
-    let total = |ran: &BTreeMap<u32, u64>| ran.values().sum::<u64>() as f64;
-    let share = |ran: &BTreeMap<u32, u64>| ran.get(&1).copied().unwrap_or(0) as f64 / total(ran);
-    eprintln!("teiji {ours:?} {:.4}, the kernel's trace {kernel:?} {:.4}", share(&ours), share(&kernel));
-    assert!(total(&kernel) > 1e9 && (0.2..0.95).contains(&share(&kernel)), "it was not moved");
-    assert!((share(&ours) - share(&kernel)).abs() <= 0.02, "{ours:?} {kernel:?}");
-    assert!((total(&ours) / total(&kernel) - 1.0).abs() <= 0.05, "{ours:?} {kernel:?}");
+    (by_node(&vcpu["ran"]), vcpu["uncertain"].as_u64().unwrap(), kernel)
 }
 
 /// Binds all vhost workers of vm1, that of vsock, too.
@@ -267,7 +304,7 @@ fn what_is_remote_is_said() {
     load::ping(&LAB.host, &VM1, 10.0, 5).unwrap();
     let said = || {
         let vm = placed("vm1", "--for 1s");
-        (vm["remote"].as_f64().unwrap(), vm["headline"].as_str().unwrap().to_owned())
+        (vm["remote_accesses"].as_f64().unwrap(), vm["headline"].as_str().unwrap().to_owned())
     };
     let (remote, headline) = said();
     assert!(remote > 0.99, "{remote}");
@@ -275,7 +312,7 @@ fn what_is_remote_is_said() {
     VM1.pin_vcpu(0, CPUS[1]).unwrap();
     let (remote, headline) = said();
     assert!(remote < 0.01, "{remote}");
-    assert_eq!(headline, "100 % of its memory is remote from its vhost workers");
+    assert_eq!(headline, "100 % of its vhost workers' accesses are remote");
     pin_workers(CPUS[1]);
     VM1.run("true").unwrap().ok().unwrap();
     load::ping(&LAB.host, &VM1, 10.0, 5).unwrap();
@@ -297,11 +334,10 @@ fn a_busy_vm_is_advised_to_be_with_its_memory() {
     pin_workers(CPUS[0]);
     let load = VM1.spawn("echo busy; exec bash -c 'while :; do :; done'").unwrap();
     load.wait_for("busy", START).unwrap();
-    // Its threads are bound to node 0, so its memory has to come.
-    let (code, bound) = advised("");
-    let bound = bound.unwrap();
-    assert_eq!((code, bound["threads"].as_array().unwrap()), (1, &vec![0.into()]));
-    assert_eq!(by_node(&bound["memory"]).into_keys().collect::<Vec<_>>(), [0]);
+    // Its threads are pinned to node 0, and a policy of its VMM binds its memory to node 1: nothing may move.
+    assert_eq!(advised("").1, None);
+    let why = run("/mnt/bin/teiji numa advise --for 500ms 2>/tmp/numa.err || [ $? = 1 ]");
+    assert!(why.contains("vm1: its memory is bound to nodes by a policy of its VMM"), "{why}");
     // If they may go, nothing has to be copied.
     let (code, free) = advised("--ignore-pins");
     let free = free.unwrap();
@@ -335,4 +371,34 @@ fn a_vm_that_ends_meanwhile_is_left_out() {
     let names: Vec<&str> =
         all["vms"].as_array().unwrap().iter().map(|vm| vm["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["vm1"]);
+}
+
+/// The lab host's nodes are emulated, so times say nothing; but each pair is there, and the kernel has bound all memory where it should be.
+fn each_pair_of_nodes_is_measured() {
+    let all = parsed(&run(
+        "strace -f --seccomp-bpf -e trace=mbind -o /tmp/mbind /mnt/bin/teiji numa bench --size 1M --passes 2 --json 2>/tmp/bench.err",
+    ));
+    let pairs: Vec<(u64, u64)> = all["pairs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|pair| (pair["from"].as_u64().unwrap(), pair["to"].as_u64().unwrap()))
+        .collect();
+    assert_eq!(pairs, [(0, 0), (0, 1), (1, 0), (1, 1)]);
+    let runs = all["runs"].as_array().unwrap();
+    // P with two strides, and Q with one.
+    assert_eq!(runs.len(), 4 * 3);
+    for one in runs.iter().filter(|one| one["program"] == "P") {
+        let first = one["faults"][0].as_u64().unwrap();
+        assert!((256..350).contains(&first), "{one}");
+    }
+    let calls = run("grep mbind /tmp/mbind");
+    let node = |line: &str| {
+        assert!(line.contains("MPOL_BIND") && line.ends_with(" = 0"), "{line}");
+        let mask = line.split('[').nth(1).unwrap().split([',', ']']).next().unwrap();
+        u64::from_str_radix(mask.trim_start_matches("0x"), 16).unwrap()
+    };
+    let masks: Vec<u64> = calls.lines().map(node).collect();
+    // The buffer of latency and bandwidth, and one for each run, in the order of the pairs.
+    assert_eq!(masks, [[1; 4], [2; 4], [1; 4], [2; 4]].concat(), "{calls}");
 }

@@ -32,7 +32,7 @@ fn host(nodes: u32, vms: usize) -> Demand {
             } else {
                 2.1
             };
-            demand.access.insert((from, to), times);
+            demand.slowdown.insert((from, to), times);
         }
     }
     for n in 0..vms {
@@ -51,7 +51,7 @@ fn host(nodes: u32, vms: usize) -> Demand {
             memory,
             memory_bound: 0.5,
             nic: Some(nic),
-            io: cpus / 10.0,
+            worker_cpus: cpus / 10.0,
             ..VmDemand::default()
         });
     }

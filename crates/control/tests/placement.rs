@@ -9,6 +9,7 @@ use teiji_model::numa::{ByNode, total};
 use teiji_model::placement::{Advice, Demand, NodeCapacity, VmDemand};
 
 const GIB: u64 = 1 << 30;
+const HUGE: u64 = 2 << 20;
 
 fn node(id: u32, cpus: u32, gib: u64) -> NodeCapacity {
     NodeCapacity { id, cpus, memory: gib * GIB, huge: BTreeMap::new() }
@@ -29,8 +30,8 @@ fn vm(name: &str, threads: u32, memory: &[(u32, u64)]) -> VmDemand {
 
 /// Two nodes with 8 CPUs and so much memory each; an access to the other one takes twice as long.
 fn two(gib: u64, vms: Vec<VmDemand>) -> Demand {
-    let access = BTreeMap::from([((0, 1), 2.0), ((1, 0), 2.0)]);
-    Demand { nodes: vec![node(0, 8, gib), node(1, 8, gib)], access, vms }
+    let slowdown = BTreeMap::from([((0, 1), 2.0), ((1, 0), 2.0)]);
+    Demand { nodes: vec![node(0, 8, gib), node(1, 8, gib)], slowdown, vms }
 }
 
 /// Name, nodes of the threads and GiB of memory by node.
@@ -99,7 +100,10 @@ fn a_vm_that_fits_on_no_node_is_spread() {
     (large.vcpus, large.cpus) = (12, 12.0);
     let advice = advise(&two(16, vec![large]));
     assert_eq!(moves(&advice), [("large".into(), vec![0, 1], Some(vec![(0, 5), (1, 5)]))]);
-    assert_eq!(advice.problems[0].why, "it fits on no single node that it may use, but on 2");
+    assert_eq!(
+        advice.problems[0].why,
+        "it does not fit on one node that it may use; 2 together are large enough"
+    );
 }
 
 #[test]
@@ -115,11 +119,39 @@ fn what_cannot_be_is_said() {
     let wanted = [
         "it may use no node of this host",
         "its 64 vCPUs do not fit on the nodes that it may use (0, 1): they have 16 CPUs",
-        "its memory (2048 MiB in pages of 2048 KiB) does not fit on the nodes that it may use (1): they have room for 1024 MiB",
+        "its memory (2 GiB in pages of 2 MiB) does not fit on the nodes that it may use (1): they have room for 1 GiB",
     ];
     assert_eq!(why, wanted);
     assert_eq!(moves(&advice), []);
     assert_eq!(advise(&Demand::default()), Advice::default());
+}
+
+#[test]
+fn room_is_needed_for_all_that_was_promised() {
+    let mut growing = vm("growing", 0, &[(1, 2)]);
+    (growing.size, growing.allowed) = (12 * GIB, Some(BTreeSet::from([0])));
+    let mut demand = two(8, vec![growing]);
+    assert_eq!(moves(&advise(&demand)), []);
+    demand.nodes[0].memory = 12 * GIB;
+    assert_eq!(moves(&advise(&demand)), [("growing".into(), vec![0], Some(vec![(0, 2)]))]);
+}
+
+#[test]
+fn what_is_fixed_stays_and_counts() {
+    // Node 1 is used by a VM that cannot be placed, so memory moves.
+    let fixed = VmDemand { fixed: true, cpus: 8.0, memory: ByNode::new(), ..vm("fixed", 1, &[]) };
+    let mut demand = two(64, vec![fixed, vm("far", 0, &[(1, 4)])]);
+    assert_eq!(moves(&advise(&demand)), [("far".into(), vec![0], Some(vec![(0, 4)]))]);
+    demand.vms[1].memory_fixed = true;
+    assert_eq!(moves(&advise(&demand)), []);
+    demand.vms[0].cpus = 0.0;
+    assert_eq!(moves(&advise(&demand)), [("far".into(), vec![1], None)]);
+}
+
+#[test]
+fn nothing_moves_for_the_sake_of_balance_alone() {
+    let vms = (0..7).map(|n| vm(&format!("vm{n}"), 0, &[(0, 1)])).collect();
+    assert_eq!(moves(&advise(&two(64, vms))), []);
 }
 
 #[test]
@@ -137,7 +169,7 @@ fn a_busy_worker_goes_to_its_nic() {
     let mut demand = two(64, vec![vm("a", 0, &[(0, 1)])]);
     demand.vms[0].nic = Some(1);
     assert_eq!(moves(&advise(&demand)), []);
-    demand.vms[0].io = 0.5;
+    demand.vms[0].worker_cpus = 0.5;
     assert_eq!(moves(&advise(&demand)), [("a".into(), vec![1], Some(vec![(1, 1)]))]);
 }
 
@@ -153,7 +185,7 @@ type Shares = BTreeMap<u32, f64>;
 
 impl Sum<'_> {
     fn far(&self, from: u32, to: u32) -> f64 {
-        self.demand.access.get(&(from, to)).copied().unwrap_or(1.0) - 1.0
+        self.demand.slowdown.get(&(from, to)).copied().unwrap_or(1.0) - 1.0
     }
 
     /// What a VM costs in this place, without the nodes' loads.
@@ -164,7 +196,7 @@ impl Sum<'_> {
             let to_memory: f64 =
                 memory.iter().map(|(to, bytes)| *bytes as f64 / all * self.far(*from, *to)).sum();
             let to_nic = vm.nic.map_or(0.0, |nic| self.far(*from, nic));
-            lost += share * (vm.cpus * vm.memory_bound * to_memory + vm.io * (to_memory + to_nic));
+            lost += share * (vm.cpus * vm.memory_bound * to_memory + vm.worker_cpus * (to_memory + to_nic));
         }
         let moved: u64 = memory
             .iter()
@@ -177,20 +209,23 @@ impl Sum<'_> {
     fn nodes(&self) -> f64 {
         let of = |node: &NodeCapacity| {
             let (load, cpus) = (self.loads.get(&node.id).copied().unwrap_or(0.0), f64::from(node.cpus));
-            (load - cpus).max(0.0) + 0.01 * load * load / cpus
+            (load - cpus).max(0.0) + 1e-4 * load * load / cpus
         };
         self.demand.nodes.iter().map(of).sum()
     }
 
     fn fits(&self) -> bool {
-        self.demand.nodes.iter().all(|node| {
-            self.memory.get(&(node.id, None)).copied().unwrap_or(0) <= node.memory.max(self.had(node.id))
+        self.memory.iter().all(|((id, huge), bytes)| {
+            let node = self.demand.nodes.iter().find(|node| node.id == *id).unwrap();
+            let room = huge.map_or(node.memory, |size| node.huge.get(&size).copied().unwrap_or(0));
+            *bytes <= room.max(self.had(*id, *huge))
         })
     }
 
     /// What VMs have on a node at first, which is there whatever the capacity says.
-    fn had(&self, node: u32) -> u64 {
-        self.demand.vms.iter().map(|vm| vm.memory.get(&node).copied().unwrap_or(0)).sum()
+    fn had(&self, node: u32, huge: Option<u64>) -> u64 {
+        let of = |vm: &VmDemand| vm.memory.get(&node).copied().unwrap_or(0);
+        self.demand.vms.iter().filter(|vm| vm.huge == huge).map(of).sum()
     }
 
     fn add(&mut self, vm: &VmDemand, threads: &Shares, memory: &ByNode, sign: f64) {
@@ -212,13 +247,14 @@ impl Sum<'_> {
         let Some(vm) = demand.vms.get(at) else { return self.fits() };
         let ids: Vec<u32> = demand.nodes.iter().map(|node| node.id).collect();
         let mut threads: Vec<(Shares, bool)> = vec![(vm.threads.clone(), true)];
-        for node in demand.nodes.iter().filter(|node| node.cpus >= vm.vcpus) {
+        let may = |id: u32| vm.allowed.as_ref().is_none_or(|allowed| allowed.contains(&id));
+        for node in demand.nodes.iter().filter(|node| node.cpus >= vm.vcpus && may(node.id)) {
             threads.push((BTreeMap::from([(node.id, 1.0)]), false));
         }
         let bytes = total(&vm.memory);
         let memories: Vec<ByNode> = [vm.memory.clone()]
             .into_iter()
-            .chain(ids.iter().map(|id| ByNode::from([(*id, bytes)])))
+            .chain(ids.iter().filter(|id| may(**id)).map(|id| ByNode::from([(*id, bytes)])))
             .collect();
         for (threads, stay) in &threads {
             for (n, memory) in memories.iter().enumerate() {
@@ -247,6 +283,10 @@ fn cost_of(demand: &Demand, advice: &Advice) -> (f64, bool) {
     let mut sum = Sum { demand, loads: BTreeMap::new(), memory: BTreeMap::new(), cost: 0.0 };
     for vm in &demand.vms {
         let moved = advice.moves.iter().find(|m| m.vm == vm.name);
+        if let (Some(moved), Some(allowed)) = (moved, &vm.allowed) {
+            let memory = moved.memory.iter().flat_map(BTreeMap::keys);
+            assert!(moved.threads.iter().chain(memory).all(|node| allowed.contains(node)), "{moved:?}");
+        }
         let one = |m: &teiji_model::placement::Move| m.threads.iter().map(|n| (*n, 1.0)).collect::<Shares>();
         let threads = moved.map_or_else(|| vm.threads.clone(), one);
         assert!(moved.is_none() || threads.len() == 1);
@@ -265,8 +305,10 @@ prop_compose! {
         on in (0..count, 0..count),
         memory in proptest::collection::vec(0u64..=6, count as usize),
         bound in 0u32..=10,
-        io in 0u32..=10,
+        worker in 0u32..=10,
         nic in proptest::option::of(0..count),
+        huge in proptest::option::weighted(0.3, Just(HUGE)),
+        allowed in proptest::option::weighted(0.2, proptest::collection::btree_set(0..count, 1..=count as usize)),
     ) -> VmDemand {
         let cpus = f64::from(tenths.min(vcpus * 10)) / 10.0;
         let threads = if on.0 == on.1 { vec![(on.0, 1.0)] } else { vec![(on.0, 0.7), (on.1, 0.3)] };
@@ -276,8 +318,10 @@ prop_compose! {
             threads: threads.into_iter().collect(),
             memory: (0..).zip(memory).map(|(node, gib)| (node, gib * GIB)).collect(),
             memory_bound: f64::from(bound) / 10.0,
-            io: cpus * f64::from(io) / 20.0,
+            worker_cpus: cpus * f64::from(worker) / 20.0,
             nic,
+            huge,
+            allowed,
             ..VmDemand::default()
         }
     }
@@ -286,9 +330,9 @@ prop_compose! {
 /// A host with so many VMs.
 fn of_nodes(count: u32, vms: usize) -> impl Strategy<Value = Demand> {
     let nodes = proptest::collection::vec((2u32..=16, 4u64..=24), count as usize);
-    let access = proptest::collection::vec(10u32..=40, (count * count) as usize);
-    let all = (nodes, access, proptest::collection::vec(any_vm(count), vms));
-    all.prop_map(move |(nodes, access, mut vms)| {
+    let slowdown = proptest::collection::vec(10u32..=40, (count * count) as usize);
+    let all = (nodes, slowdown, proptest::collection::vec(any_vm(count), vms));
+    all.prop_map(move |(nodes, slowdown, mut vms)| {
         let pairs = (0..count).flat_map(|from| (0..count).map(move |to| (from, to)));
         let times = |((from, to), tenths): ((u32, u32), u32)| {
             ((from, to), if from == to { 1.0 } else { f64::from(tenths) / 10.0 })
@@ -296,8 +340,12 @@ fn of_nodes(count: u32, vms: usize) -> impl Strategy<Value = Demand> {
         for (n, vm) in vms.iter_mut().enumerate() {
             vm.name = format!("vm{n}");
         }
-        let nodes = (0..).zip(nodes).map(|(id, (cpus, gib))| node(id, cpus, gib)).collect();
-        Demand { nodes, access: pairs.zip(access).map(times).collect(), vms }
+        let with_huge = |(id, (cpus, gib)): (u32, (u32, u64))| NodeCapacity {
+            huge: BTreeMap::from([(HUGE, gib / 2 * GIB)]),
+            ..node(id, cpus, gib)
+        };
+        let nodes = (0..).zip(nodes).map(with_huge).collect();
+        Demand { nodes, slowdown: pairs.zip(slowdown).map(times).collect(), vms }
     })
 }
 
@@ -315,7 +363,7 @@ proptest! {
         let advice = advise(&demand);
         prop_assume!(advice.problems.is_empty());
         let (cost, fits) = cost_of(&demand, &advice);
-        prop_assert!(fits, "{advice:?}");
+        prop_assert!(fits && advice.lost_after <= advice.lost_before + 1e-9, "{advice:?}");
         let mut sum = Sum { demand: &demand, loads: BTreeMap::new(), memory: BTreeMap::new(), cost: 0.0 };
         prop_assert!(!sum.is_cheaper(0, cost * 0.98 - 1e-9), "{cost}: {advice:?}");
     }
@@ -333,5 +381,6 @@ proptest! {
         let (after, fits) = cost_of(&demand, &advice);
         let (before, _) = cost_of(&demand, &Advice::default());
         prop_assert!(fits && after <= before + 1e-9, "{before}: {after}, {advice:?}");
+        prop_assert!(advice.lost_after <= advice.lost_before + 1e-9, "{advice:?}");
     }
 }

@@ -90,6 +90,26 @@ impl CommandLine {
         backends.or(self.is_qemu().then_some(128 << 20))
     }
 
+    /// The sizes of the guest's memory in parts, each of which is one mapping of the VMM, bytes: those of the memory back ends, and what
+    /// `-m` says unless a back end is that. Empty if the command line does not say.
+    pub(crate) fn memory_parts(&self) -> Vec<u64> {
+        let backends = self.values("object").map(|value| Options::parse(value, "qom-type"));
+        let backends = backends
+            .filter(|options| options.get("qom-type").is_some_and(|t| t.starts_with("memory-backend")));
+        let mut parts: Vec<u64> = backends.filter_map(|options| size(options.get("size")?, 1)).collect();
+        let of_machine = |value: &str| Options::parse(value, "type").get("memory-backend").is_some();
+        let of_node = |value: &str| Options::parse(value, "type").get("memdev").is_some();
+        let is_backend = self.values("machine").any(of_machine)
+            || self.values("M").any(of_machine)
+            || self.values("numa").any(of_node);
+        if !is_backend {
+            let main =
+                self.values("m").last().and_then(|m| size(&Options::parse(m, "size").take("size")?, 1 << 20));
+            parts.extend(main.or(self.is_qemu().then_some(128 << 20)));
+        }
+        parts
+    }
+
     /// The addresses of the PCI devices that were given to the VM.
     pub(crate) fn given_devices(&self) -> Vec<String> {
         let devices = self.values("device").map(|value| Options::parse(value, "driver"));
@@ -285,6 +305,22 @@ mod tests {
         assert_eq!(line(backends).memory(), Some((1 << 30) + (1 << 20)));
         assert_eq!(line("cloud-hypervisor").memory(), None);
         assert_eq!(line("qemu -m 99999999999999999999").memory(), Some(u64::MAX));
+    }
+
+    #[test]
+    fn memory_has_parts() {
+        let parts =
+            |of: &str| line(of).memory_parts().into_iter().map(|bytes| bytes >> 20).collect::<Vec<_>>();
+        assert_eq!(parts("qemu -m 512"), [512]);
+        assert_eq!(parts("qemu"), [128]);
+        assert_eq!(parts("cloud-hypervisor --memory size=1G"), [0u64; 0]);
+        let one = "qemu -m 512 -object memory-backend-ram,id=far,size=512M -machine q35,memory-backend=far";
+        assert_eq!(parts(one), [512]);
+        // As libvirt writes it: two nodes of the guest, and a DIMM.
+        let dimm = r#"-object {"qom-type":"memory-backend-ram","id":"d","size":8589934592} -device pc-dimm,memdev=d"#;
+        let nodes = "-object memory-backend-ram,id=a,size=4G -numa node,memdev=a -object memory-backend-ram,id=b,size=4G -numa node,memdev=b";
+        assert_eq!(parts(&format!("qemu -m size=8388608k,slots=2 {nodes} {dimm}")), [4096, 4096, 8192]);
+        assert_eq!(parts(&format!("qemu -m 4G {dimm}")), [8192, 4096]);
     }
 
     #[test]

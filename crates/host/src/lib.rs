@@ -62,7 +62,7 @@ pub mod watch;
 
 pub use hfsc::{CurveOf, Hfsc};
 pub use nic_counters::NicCounters;
-pub use numa::NumaObserver;
+pub use numa::{NumaObserver, bench as numa_bench};
 pub use resource::{Devices, Settings};
 pub use root::Root;
 pub use rtnl::lists_requested;

@@ -92,6 +92,80 @@ pub(crate) fn allow_open_files() -> Result<u64, Errno> {
     Ok(if set.is_ok() { limit.rlim_max } else { before })
 }
 
+/// A private part of memory, or a file that is mapped.
+pub(crate) struct Memory {
+    at: std::ptr::NonNull<libc::c_void>,
+    size: usize,
+}
+
+impl Memory {
+    /// Memory that nothing was written to, without transparent huge pages.
+    pub(crate) fn new(size: usize) -> Result<Memory, Errno> {
+        let memory = Memory::map(size, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)?;
+        // SAFETY: the range is a mapping of this process; the advice changes no content. A kernel without huge pages refuses (EINVAL).
+        let _ = unsafe { libc::madvise(memory.at.as_ptr(), size, libc::MADV_NOHUGEPAGE) };
+        Ok(memory)
+    }
+
+    /// A file.
+    pub(crate) fn of_file(file: &impl std::os::fd::AsRawFd, size: usize) -> Result<Memory, Errno> {
+        Memory::map(size, libc::MAP_SHARED, file.as_raw_fd())
+    }
+
+    fn map(size: usize, flags: libc::c_int, file: libc::c_int) -> Result<Memory, Errno> {
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: without an address the kernel chooses a range that nothing else has.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), size, rights, flags, file, 0) };
+        if at == libc::MAP_FAILED {
+            return Err(Errno::last());
+        }
+        std::ptr::NonNull::new(at).map(|at| Memory { at, size }).ok_or(Errno::ENOMEM)
+    }
+
+    /// Its pages come from this node (`mbind(2)`, `MPOL_BIND`).
+    pub(crate) fn bind(&self, node: u32) -> Result<(), Errno> {
+        let mut mask: Mask = [0; MAX_CPUS as usize / BITS];
+        *mask.get_mut(node as usize / BITS).ok_or(Errno::EINVAL)? |= 1 << (node as usize % BITS);
+        // The kernel takes one bit less than it is told.
+        let bits = MAX_CPUS as usize + 1;
+        // SAFETY: the range is this mapping, whose content stays; the kernel reads `bits` - 1 bits of `mask`, which outlives the call.
+        Errno::result(unsafe {
+            let at = self.at.as_ptr();
+            libc::syscall(libc::SYS_mbind, at, self.size, libc::MPOL_BIND, mask.as_ptr(), bits, 0)
+        })?;
+        Ok(())
+    }
+
+    /// Its words of 4 bytes.
+    pub(crate) fn words(&self) -> &[std::sync::atomic::AtomicU32] {
+        // SAFETY: the mapping has `size` bytes, is aligned to a page, can be read and written, and lives as long as `self`; any bits
+        // are a valid integer, and whoever else writes to it (the kernel to a file) is another thread to an atomic.
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr().cast(), self.size / 4) }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the range is this mapping, to which no reference is left.
+        unsafe { libc::munmap(self.at.as_ptr(), self.size) };
+    }
+}
+
+/// A file in memory, of this size (`memfd_create(2)`).
+pub(crate) fn file_in_memory(size: u64) -> Result<std::fs::File, Errno> {
+    let fd = nix::sys::memfd::memfd_create(c"teiji", nix::sys::memfd::MFdFlags::MFD_CLOEXEC)?;
+    let file = std::fs::File::from(fd);
+    file.set_len(size).map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))?;
+    Ok(file)
+}
+
+/// Page faults of this thread so far (`getrusage(2)`).
+pub(crate) fn page_faults() -> u64 {
+    use nix::sys::resource::{UsageWho, getrusage};
+    getrusage(UsageWho::RUSAGE_THREAD)
+        .map_or(0, |usage| (usage.minor_page_faults() + usage.major_page_faults()).unsigned_abs())
+}
+
 /// The time stamp counter, in the order of the program.
 pub(crate) fn tsc() -> u64 {
     // SAFETY: every x86-64 CPU has these instructions, and this process does not forbid itself to read the TSC (prctl).

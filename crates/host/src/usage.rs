@@ -39,8 +39,8 @@ const MAX_THREADS: usize = 1 << 16;
 /// Qdiscs that delay packets whatever the load.
 const DELAYING: [&str; 1] = ["netem"];
 /// Open files that are left for everything else; and how many stay open if the limit is not known.
-const OTHER_FILES: u64 = 512;
-const FILES: u64 = 1024;
+pub(crate) const OTHER_FILES: u64 = 512;
+pub(crate) const FILES: u64 = 1024;
 /// How long it is believed which groups, quotas and taps there are, ns.
 const BELIEVED: u64 = 15 * BILLION;
 /// Groups of a VM that are looked at: one for each vCPU, and those above.

@@ -61,7 +61,7 @@ fn a_thread_counts_where_it_ran() {
     let vm = &placed.vms[0];
     let [vcpu] = &vm.vcpus[..] else { panic!("{vm:?}") };
     assert_eq!((vcpu.tid, vcpu.vcpu, vcpu.last), (702, Some(0), Some(1)));
-    assert_eq!(vcpu.ran, ByNode::from([(0, 500), (1, 3000)]));
+    assert_eq!((vcpu.ran.clone(), vcpu.uncertain), (ByNode::from([(0, 500), (1, 3000)]), 3000));
     let [worker] = &vm.workers[..] else { panic!("{vm:?}") };
     assert_eq!((worker.tid, worker.vcpu, worker.last), (704, None, Some(1)));
     assert_eq!((worker.ran.clone(), worker.allowed.to_string()), (ByNode::new(), "2".to_owned()));
@@ -95,8 +95,13 @@ fn memory_is_the_guests_the_vmms_and_the_kernels() {
     assert_eq!(own.guest.unwrap().bytes, ByNode::from([(0, 4096), (1, 8192)]));
     assert_eq!(own.vmm, ByNode::from([(0, 8192)]));
     assert_eq!(own.kernel, Some(ByNode::from([(0, 12), (1, 2)])));
+    // A thread of the kernel is there for the VM.
+    host.file(&format!("sys/fs/cgroup/{group}/cgroup.procs"), "700\n801\n");
+    host.thread("proc/801", "kvm-nx-lpage-re", "0-3", 0, 0x20_0000);
+    assert_eq!(memory(&host).kernel, Some(ByNode::from([(0, 12), (1, 2)])));
     // What the kernel has for a group with other processes is not the VM's alone.
-    host.file(&format!("sys/fs/cgroup/{group}/cgroup.procs"), "700\n701\n");
+    host.file(&format!("sys/fs/cgroup/{group}/cgroup.procs"), "700\n802\n");
+    host.thread("proc/802", "swtpm", "0-3", 0, 0);
     assert_eq!(memory(&host).kernel, None);
 }
 
@@ -106,7 +111,22 @@ fn what_cannot_be_read_is_said() {
     std::fs::remove_file(host.root_path("proc/700/numa_maps")).unwrap();
     let vm = placed(&host, &vms, |_| ()).vms.remove(0);
     assert_eq!(vm.memory, None);
-    assert!(vm.unseen[0].starts_with("its memory, as /proc/PID/numa_maps cannot be read"), "{:?}", vm.unseen);
+    assert_eq!(vm.unseen, ["its memory, as /proc/700/numa_maps cannot be read"]);
+}
+
+#[test]
+fn a_process_that_has_ended_or_is_another_one_is_left_out() {
+    let (host, vms) = host();
+    let stat = |started: u64, state: &str| {
+        format!("700 (qemu) {state} {}{started} {}", "0 ".repeat(18), "0 ".repeat(20))
+    };
+    let left = |meanwhile: &str| {
+        host.stat("proc/700", &stat(5, "S"));
+        placed(&host, &vms, |_| host.stat("proc/700", meanwhile)).vms.len()
+    };
+    assert_eq!(left(&stat(5, "S")), 1);
+    assert_eq!(left(&stat(5, "Z")), 0);
+    assert_eq!(left(&stat(6, "S")), 0);
 }
 
 #[test]

@@ -20,6 +20,7 @@
 //! | [`resource`] | what can be changed on a host, its values, and the dependencies between changes |
 //! | [`cpus`] | sets of CPUs |
 //! | [`numa`] | where the memory, threads and NICs of VMs are on a host with NUMA nodes |
+//! | [`numa_bench`] | what accesses to memory cost between nodes |
 //! | [`observation`] | the state of a host as a file, for planning on another machine |
 //! | [`observed`] | the state of a host, as far as a plan needs it |
 //! | [`outgoing`] | what a report says of the requests that a guest itself sends |
@@ -56,6 +57,7 @@ pub mod flow;
 pub mod guest;
 pub mod host;
 pub mod numa;
+pub mod numa_bench;
 pub mod observation;
 pub mod observed;
 pub mod operator;

@@ -1,12 +1,12 @@
-//! Where the memory, the threads and the NICs of VMs are on a host with NUMA nodes, and which part of a VM's memory is remote
-//! from its vCPUs.
+//! Where the memory, the threads and the NICs of VMs are on a host with NUMA nodes, and how many of a VM's memory accesses are
+//! remote: go to another node than the thread is on.
 //!
-//! The remote share takes it that each vCPU uses all of the guest's memory alike. It is what a VM has to expect whose guest
-//! knows nothing of nodes; a guest that was given a topology of its own may do better.
+//! The share of remote accesses assumes that each thread uses all of the guest's memory equally. A guest that was given nodes of its
+//! own may do better.
 
 use crate::cpus::CpuSet;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Amounts by the number of a node: bytes or nanoseconds. A node with nothing need not be there.
 pub type ByNode = BTreeMap<u32, u64>;
@@ -33,7 +33,7 @@ pub struct NumaHost {
     /// How long threads were observed, ns.
     pub observed: u64,
     /// The VMs.
-    pub vms: Vec<VmPlacement>,
+    pub vms: Vec<VmNodes>,
 }
 
 /// A NUMA node.
@@ -49,7 +49,7 @@ pub struct Node {
     pub free: u64,
     /// Memory that could be used, bytes: what is free, and half of what files are cached in.
     pub available: u64,
-    /// What the kernel itself has there, bytes: slab, stacks, page tables (those of KVM among them) and per-CPU data.
+    /// What the kernel itself has there, bytes: slab, stacks and page tables (those of KVM among them).
     pub kernel: u64,
     /// Huge pages that were set aside there (hugetlb), by page size.
     pub huge_pages: Vec<HugePages>,
@@ -68,6 +68,8 @@ pub struct HugePages {
     pub total: u64,
     /// How many nobody has; they may be reserved.
     pub free: u64,
+    /// How many of this size are reserved on the whole host: nobody has them yet. The kernel does not say on which node.
+    pub reserved: u64,
 }
 
 /// Access to the memory of a node by its nearest CPUs, by the firmware (HMAT).
@@ -81,25 +83,29 @@ pub struct Access {
 
 /// Where a VM is.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct VmPlacement {
+pub struct VmNodes {
     /// The VM's name. Untrusted text.
     pub name: String,
     /// The process id of its VMM.
     pub pid: u32,
+    /// The memory that it was promised by its command line, bytes, if that says so.
+    pub size: Option<u64>,
     /// The memory that it has now; `None` if that cannot be read.
     pub memory: Option<VmMemory>,
     /// Its vCPUs, by index.
-    pub vcpus: Vec<ThreadPlacement>,
+    pub vcpus: Vec<ThreadNodes>,
     /// Its vhost workers.
-    pub workers: Vec<ThreadPlacement>,
+    pub workers: Vec<ThreadNodes>,
     /// Its network interfaces.
-    pub nics: Vec<NicPlacement>,
+    pub nics: Vec<NicNodes>,
     /// What cannot be told of it, printable.
     pub unseen: Vec<String>,
-    /// The part of its memory that is remote from its vCPUs, from 0 to 1 ([`remote_share`]); `None` if it cannot be told.
-    pub remote: Option<f64>,
-    /// The same from its vhost workers, which copy packets to and from this memory.
-    pub remote_of_workers: Option<f64>,
+    /// The share of its vCPUs' memory accesses that are remote, from 0 to 1 ([`remote_accesses`]); `None` if it cannot be told.
+    pub remote_accesses: Option<f64>,
+    /// The same of its vhost workers, which copy packets to and from this memory.
+    pub remote_accesses_of_workers: Option<f64>,
+    /// Whether nothing that matters is remote; `false` also if that cannot be told.
+    pub well: bool,
     /// What matters most, in at most 12 words.
     pub headline: String,
 }
@@ -123,15 +129,19 @@ pub struct GuestMemory {
     pub bytes: ByNode,
     /// The part of `bytes` that is in huge pages that were set aside (hugetlb). Transparent huge pages are not told.
     pub huge: ByNode,
-    /// The size of these huge pages, bytes; of several the largest.
-    pub huge_page: Option<u64>,
+    /// The sizes of these huge pages, bytes.
+    pub huge_sizes: BTreeSet<u64>,
     /// The part of `bytes` that other processes can have, too (a file, memfd or shared memory), as with vhost-user.
     pub shared: ByNode,
+    /// Whether a memory policy binds some of it to nodes (`mbind(2)`, QEMU's `policy=bind`).
+    pub bound: bool,
+    /// Whether it is pinned for a device that was given to the VM (VFIO): the kernel does not move it.
+    pub pinned: bool,
 }
 
 /// Where a thread runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ThreadPlacement {
+pub struct ThreadNodes {
     /// Its thread id.
     pub tid: u32,
     /// The index of the vCPU; `None` for a vhost worker.
@@ -142,11 +152,13 @@ pub struct ThreadPlacement {
     pub last: Option<u32>,
     /// How long it ran on each node while it was observed, ns.
     pub ran: ByNode,
+    /// How much of that may count for the wrong node, ns: what it ran between two looks that found it on different nodes.
+    pub uncertain: u64,
 }
 
 /// How a network interface of a VM leaves the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NicPlacement {
+pub struct NicNodes {
     /// The tap, or the address of a PCI device that was given to the VM. Untrusted text.
     pub name: String,
     /// The NICs of the host by which its packets may leave.
@@ -178,50 +190,52 @@ impl VmMemory {
     }
 }
 
-impl ThreadPlacement {
-    /// Its share of time on each node, from 0 to 1: where it ran, or where it was last if it did not run.
-    fn shares(&self) -> BTreeMap<u32, f64> {
-        match total(&self.ran) {
-            0 => self.last.map(|node| (node, 1.0)).into_iter().collect(),
-            all => self.ran.iter().map(|(node, ran)| (*node, *ran as f64 / all as f64)).collect(),
-        }
+impl VmNodes {
+    /// The nodes of the NICs of the host that it uses, as far as they are known.
+    pub fn nic_nodes(&self) -> BTreeSet<u32> {
+        self.nics.iter().flat_map(|nic| &nic.uplinks).filter_map(|uplink| uplink.node).collect()
     }
 }
 
-/// The part of accesses, from 0 to 1, that go to another node, if threads use this memory alike. Threads that ran more count more;
-/// if none ran, all count alike. `None` without memory, or if it is not known where the threads are.
-pub fn remote_share(memory: &ByNode, threads: &[ThreadPlacement]) -> Option<f64> {
-    let all = total(memory);
-    let ran: u64 = threads.iter().fold(0, |sum, thread| sum.saturating_add(total(&thread.ran)));
-    let weight = |thread: &ThreadPlacement| if ran == 0 { 1.0 } else { total(&thread.ran) as f64 };
-    let mut by_node: BTreeMap<u32, f64> = BTreeMap::new();
-    for thread in threads {
-        for (node, share) in thread.shares() {
-            *by_node.entry(node).or_default() += share * weight(thread);
-        }
+/// The share of the threads' time on each node: where they ran; if none ran, where they were last. Empty if that is not known.
+pub fn time_shares<'t>(threads: impl Iterator<Item = &'t ThreadNodes> + Clone) -> BTreeMap<u32, f64> {
+    let mut time = ByNode::new();
+    for (node, ns) in threads.clone().flat_map(|thread| &thread.ran) {
+        add(&mut time, *node, *ns);
     }
-    let weights: f64 = by_node.values().sum();
-    if all == 0 || weights <= 0.0 {
+    if total(&time) == 0 {
+        time.clear();
+        threads.filter_map(|thread| thread.last).for_each(|node| add(&mut time, node, 1));
+    }
+    let all = total(&time) as f64;
+    time.into_iter().filter(|(_, ns)| *ns > 0).map(|(node, ns)| (node, ns as f64 / all)).collect()
+}
+
+/// The share of these threads' memory accesses that go to another node, from 0 to 1, if they use this memory equally. `None` without
+/// memory, or if it is not known where the threads are.
+pub fn remote_accesses(memory: &ByNode, threads: &[ThreadNodes]) -> Option<f64> {
+    let (all, time) = (total(memory), time_shares(threads.iter()));
+    if all == 0 || time.is_empty() {
         return None;
     }
-    let local = |(node, bytes): (&u32, &u64)| {
-        *bytes as f64 / all as f64 * by_node.get(node).copied().unwrap_or(0.0) / weights
+    let local = |(node, share): (&u32, &f64)| {
+        memory.get(node).map_or(0.0, |bytes| *bytes as f64 / all as f64 * share)
     };
-    Some((1.0 - memory.iter().map(local).sum::<f64>()).clamp(0.0, 1.0))
+    Some((1.0 - time.iter().map(local).sum::<f64>()).clamp(0.0, 1.0))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn thread(ran: &[(u32, u64)], last: u32) -> ThreadPlacement {
-        ThreadPlacement { ran: ran.iter().copied().collect(), last: Some(last), ..ThreadPlacement::default() }
+    fn thread(ran: &[(u32, u64)], last: u32) -> ThreadNodes {
+        ThreadNodes { ran: ran.iter().copied().collect(), last: Some(last), ..ThreadNodes::default() }
     }
 
     #[test]
     fn memory_is_remote_where_the_threads_do_not_run() {
         let memory = ByNode::from([(0, 300), (1, 100)]);
-        let remote = |threads: &[ThreadPlacement]| remote_share(&memory, threads);
+        let remote = |threads: &[ThreadNodes]| remote_accesses(&memory, threads);
         assert_eq!(remote(&[thread(&[(0, 5)], 0)]), Some(0.25));
         assert_eq!(remote(&[thread(&[(1, 5)], 1)]), Some(0.75));
         // It ran as long on either node: half of all accesses are remote wherever the memory is.
@@ -233,25 +247,25 @@ mod tests {
     #[test]
     fn threads_that_did_not_run_are_where_they_were_last() {
         let memory = ByNode::from([(0, 100)]);
-        assert_eq!(remote_share(&memory, &[thread(&[], 1)]), Some(1.0));
-        assert_eq!(remote_share(&memory, &[thread(&[], 1), thread(&[], 0)]), Some(0.5));
+        assert_eq!(remote_accesses(&memory, &[thread(&[], 1)]), Some(1.0));
+        assert_eq!(remote_accesses(&memory, &[thread(&[], 1), thread(&[], 0)]), Some(0.5));
         // One that ran tells more than one that did not.
-        assert_eq!(remote_share(&memory, &[thread(&[], 1), thread(&[(0, 1)], 0)]), Some(0.0));
+        assert_eq!(remote_accesses(&memory, &[thread(&[], 1), thread(&[(0, 1)], 0)]), Some(0.0));
     }
 
     #[test]
     fn nothing_is_claimed_without_memory_or_threads() {
-        let nowhere = ThreadPlacement::default();
-        assert_eq!(remote_share(&ByNode::new(), &[thread(&[(0, 5)], 0)]), None);
-        assert_eq!(remote_share(&ByNode::from([(0, 0)]), &[thread(&[(0, 5)], 0)]), None);
-        assert_eq!(remote_share(&ByNode::from([(0, 9)]), &[]), None);
-        assert_eq!(remote_share(&ByNode::from([(0, 9)]), &[nowhere]), None);
+        let nowhere = ThreadNodes::default();
+        assert_eq!(remote_accesses(&ByNode::new(), &[thread(&[(0, 5)], 0)]), None);
+        assert_eq!(remote_accesses(&ByNode::from([(0, 0)]), &[thread(&[(0, 5)], 0)]), None);
+        assert_eq!(remote_accesses(&ByNode::from([(0, 9)]), &[]), None);
+        assert_eq!(remote_accesses(&ByNode::from([(0, 9)]), &[nowhere]), None);
     }
 
     #[test]
     fn sums_saturate() {
         let most = ByNode::from([(0, u64::MAX), (1, u64::MAX)]);
-        let share = remote_share(&most, &[thread(&[(0, u64::MAX), (1, u64::MAX)], 0)]).unwrap();
+        let share = remote_accesses(&most, &[thread(&[(0, u64::MAX), (1, u64::MAX)], 0)]).unwrap();
         assert!((0.0..=1.0).contains(&share), "{share}");
     }
 }

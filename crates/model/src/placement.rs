@@ -9,9 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Demand {
     /// The nodes, each once.
     pub nodes: Vec<NodeCapacity>,
-    /// How long an access from CPUs of one node (first number) to memory of another (second) takes, as a multiple of an access to
-    /// the node's own: 1 or more. Pairs that are missing are 1.
-    pub access: BTreeMap<(u32, u32), f64>,
+    /// How many times as long an access from CPUs of one node (first number) to memory of another (second) takes as one to the node's
+    /// own: 1 or more. Pairs that are missing are 1.
+    pub slowdown: BTreeMap<(u32, u32), f64>,
     /// The VMs.
     pub vms: Vec<VmDemand>,
 }
@@ -34,6 +34,12 @@ pub struct NodeCapacity {
 pub struct VmDemand {
     /// The VM's name. Untrusted text.
     pub name: String,
+    /// The process id of its VMM.
+    pub pid: u32,
+    /// Whether it has to stay as it is, as too little is known of it. It uses CPUs all the same.
+    pub fixed: bool,
+    /// Whether its memory has to stay.
+    pub memory_fixed: bool,
     /// vCPUs: so many CPUs a node must have for the VM to fit there.
     pub vcpus: u32,
     /// CPUs that its threads use, on average.
@@ -42,16 +48,18 @@ pub struct VmDemand {
     pub threads: BTreeMap<u32, f64>,
     /// Its memory by node now, bytes.
     pub memory: ByNode,
+    /// The memory that it was promised, bytes: so much room it needs, if it is more than it has now.
+    pub size: u64,
     /// The size of its pages, if these are huge pages that were set aside.
     pub huge: Option<u64>,
     /// The nodes that it may use; `None`: all.
     pub allowed: Option<BTreeSet<u32>>,
-    /// Which part of the threads' time is accesses to memory, from 0 to 1: it is what gets longer with the distance.
+    /// The share of the threads' time that is memory accesses, from 0 to 1. Only this share grows with the distance.
     pub memory_bound: f64,
     /// The node of the NIC that it uses, if it is known.
     pub nic: Option<u32>,
     /// CPUs that its vhost workers use, on average; part of `cpus`.
-    pub io: f64,
+    pub worker_cpus: f64,
 }
 
 /// What is advised.
@@ -59,7 +67,7 @@ pub struct VmDemand {
 pub struct Advice {
     /// The VMs to move, those that gain most first.
     pub moves: Vec<Move>,
-    /// CPUs that are lost by distance and by overloaded nodes now.
+    /// CPUs that are lost to remote accesses and to overloaded nodes now.
     pub lost_before: f64,
     /// The same after the moves.
     pub lost_after: f64,
@@ -74,14 +82,18 @@ pub struct Advice {
 pub struct Move {
     /// Its name. Untrusted text.
     pub vm: String,
+    /// The process id of its VMM.
+    pub pid: u32,
+    /// The nodes on which its threads are now.
+    pub from: BTreeSet<u32>,
     /// The nodes on which its threads are to run.
     pub threads: BTreeSet<u32>,
     /// Where its memory is to be, bytes by node; `None`: where it is.
     pub memory: Option<ByNode>,
     /// How much of its memory goes to another node, bytes.
     pub bytes: u64,
-    /// How many CPUs more would be lost without this move, the others being made; what the move costs is taken off. Below 0 if it makes
-    /// room for others.
+    /// CPUs that this move saves when all other moves are made, what it costs taken off. Imbalance is counted, too, so gains do not add
+    /// up to what is lost less. At most 0 if it only makes room for others.
     pub gain: f64,
 }
 
@@ -90,6 +102,8 @@ pub struct Move {
 pub struct Problem {
     /// Its name. Untrusted text.
     pub vm: String,
+    /// The process id of its VMM.
+    pub pid: u32,
     /// Why, printable.
     pub why: String,
 }

@@ -65,6 +65,20 @@ pub fn percent(share: f64) -> String {
     if percent.is_finite() { format!("{} %", percent as i32) } else { "-".to_owned() }
 }
 
+/// A number of bytes: `512 MiB`.
+pub fn bytes(bytes: u64) -> String {
+    let (shift, unit) = match bytes {
+        b if b < 1 << 10 => return format!("{b} B"),
+        b if b < 1 << 20 => (10, "KiB"),
+        b if b < 1 << 30 => (20, "MiB"),
+        b if b < 1 << 40 => (30, "GiB"),
+        _ => (40, "TiB"),
+    };
+    let value = bytes as f64 / (1u64 << shift) as f64;
+    let decimals = usize::from(value < 9.95 && value.fract() > 0.05);
+    format!("{value:.decimals$} {unit}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -81,5 +95,13 @@ mod tests {
         assert_eq!(cut(&"é".repeat(60)), "é".repeat(60));
         assert_eq!(cut(&"é".repeat(61)), "é".repeat(59) + "…");
         assert_eq!(cut(&"\0".repeat(1 << 20)).chars().count(), 60);
+    }
+
+    #[test]
+    fn bytes_have_binary_units() {
+        assert_eq!(
+            (bytes(512 << 20), bytes(3 << 29), bytes(7)),
+            ("512 MiB".into(), "1.5 GiB".into(), "7 B".into())
+        );
     }
 }

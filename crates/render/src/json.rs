@@ -5,7 +5,7 @@
 use crate::text::vms::doubt;
 use serde::Serialize;
 use teiji_model::host::{self, GivenNic, Identity, Requirement};
-use teiji_model::{diagnosis, numa, placement, plan, status};
+use teiji_model::{diagnosis, numa, numa_bench, placement, plan, status};
 
 /// `teiji plan --json`.
 #[derive(Debug, Serialize)]
@@ -124,6 +124,21 @@ impl<'a> NumaAdvice<'a> {
     /// Where VMs should be.
     pub fn new(advice: &'a placement::Advice) -> Self {
         NumaAdvice { schema: 1, advice }
+    }
+}
+
+/// `teiji numa bench --json`.
+#[derive(Debug, Serialize)]
+pub struct NumaBench<'a> {
+    schema: u32,
+    #[serde(flatten)]
+    measured: &'a numa_bench::NumaBench,
+}
+
+impl<'a> NumaBench<'a> {
+    /// What was measured.
+    pub fn new(measured: &'a numa_bench::NumaBench) -> Self {
+        NumaBench { schema: 1, measured }
     }
 }
 

@@ -35,7 +35,7 @@ pub enum Command {
     /// Find out why VMs are slow or stopped, from the kernel's counters: without probes, unless --level asks for them, and without looking at packets. The exit code
     /// is 1 if something is wrong, or cannot be told.
     Diagnose(Diagnose),
-    /// Show on which NUMA nodes the memory, the threads and the NICs of VMs are.
+    /// Show where VMs are on the host's NUMA nodes, measure what the distance costs, and advise where they should be.
     #[command(subcommand)]
     Numa(Numa),
     /// Follow the packets of VMs and report where their time is spent.
@@ -127,12 +127,15 @@ pub enum Level {
 /// What to do about NUMA nodes.
 #[derive(Debug, Subcommand)]
 pub enum Numa {
-    /// Show the nodes of the host, and of each VM the memory by node, where its threads run, and which part of its memory is remote
-    /// from them. For it the kernel walks the page tables of each VMM; meanwhile the VMM cannot change its mappings.
+    /// Show the nodes of the host, and of each VM the memory by node, where its threads run, and how much of its memory is remote
+    /// from them. Reading a VMM's memory may delay it: the kernel holds its memory map lock meanwhile.
     Show(NumaShow),
     /// Say which VMs should be on which nodes, all together, and what each move would gain. Changes nothing. The exit code is 1 if a VM
     /// should be moved.
     Advise(NumaAdvise),
+    /// Measure what accesses to memory cost between the nodes of this host: latency, bandwidth, and the time of programs that write to
+    /// memory of their own (P) and of the kernel's (Q). Uses one CPU and some memory for up to a minute.
+    Bench(NumaBench),
 }
 
 /// Arguments of `numa show`.
@@ -155,9 +158,28 @@ pub struct NumaAdvise {
     /// How long to observe what VMs use, such as 10s or 1m.
     #[arg(long = "for", value_name = "TIME", value_parser = parse_duration, default_value = "10s")]
     pub length: Duration,
-    /// Also move VMs away from the CPUs that their threads are bound to; otherwise these are taken for the operator's will.
+    /// Also move VMs away from the CPUs that their threads are pinned to, and memory from the nodes that a policy binds it to; otherwise
+    /// these are taken for the operator's will.
     #[arg(long)]
     pub ignore_pins: bool,
+    /// The format of the result.
+    #[command(flatten)]
+    pub print: Print,
+}
+
+/// Arguments of `numa bench`.
+#[derive(Debug, clap::Args)]
+pub struct NumaBench {
+    /// Size of the buffer that P and Q write to, such as 32M; may be given several times [default: 16M, 32M, and four times the
+    /// largest cache].
+    #[arg(long = "size", value_name = "SIZE", value_parser = parse_size)]
+    pub sizes: Vec<usize>,
+    /// Distance of their writes in bytes, a multiple of 4; may be given several times [default: 64, 4].
+    #[arg(long = "stride", value_name = "BYTES", value_parser = clap::value_parser!(u64).range(4..))]
+    pub strides: Vec<u64>,
+    /// How often they go over the buffer.
+    #[arg(long, value_name = "N", default_value = "6", value_parser = clap::value_parser!(u32).range(2..=1000))]
+    pub passes: u32,
     /// The format of the result.
     #[command(flatten)]
     pub print: Print,

@@ -95,6 +95,9 @@ pub enum Error {
     /// A change failed.
     #[error(transparent)]
     Apply(#[from] crate::apply::Error),
+    /// Memory cannot be measured.
+    #[error(transparent)]
+    NumaBench(#[from] teiji_host::numa_bench::BenchError),
     /// The host cannot be observed.
     #[error(transparent)]
     Host(#[from] teiji_host::Error),

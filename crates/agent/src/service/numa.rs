@@ -4,17 +4,18 @@ use super::{Error, Service};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use teiji_control::placement::{Pins, advise, demand};
-use teiji_host::NumaObserver;
+use teiji_host::{NumaObserver, numa_bench};
 use teiji_model::numa::NumaHost;
+use teiji_model::numa_bench::{NumaBench, Settings};
 use teiji_model::placement::Advice;
 
 /// How often it is looked which CPU each thread is on.
 const EVERY: Duration = Duration::from_millis(10);
-/// With many threads, less often: looks take at most this part of a CPU's time.
-const MOST: u32 = 20;
+/// With many threads less often: the pause after a look is at least so many times as long as the look, which so takes at most 5 % of a CPU.
+const PAUSE_PER_LOOK: u32 = 20;
 
 impl Service {
-    /// Where the VMs of these names are, or all VMs without any name; and notes about other VMs of the same names, printable. Threads
+    /// Where the VMs of these names are, or all VMs if there are no names; and notes about other VMs of the same names, printable. Threads
     /// are observed for `length`, or until `stop` is set. Changes nothing.
     ///
     /// # Errors
@@ -33,7 +34,7 @@ impl Service {
         while !stop.load(Ordering::Relaxed) && begun.elapsed() < length {
             let at = Instant::now();
             observer.look();
-            let pause = EVERY.max(at.elapsed() * MOST);
+            let pause = EVERY.max(at.elapsed() * PAUSE_PER_LOOK);
             std::thread::sleep(pause.min(length.saturating_sub(begun.elapsed())));
         }
         let mut host = observer.end();
@@ -47,5 +48,24 @@ impl Service {
         let mut advice = advise(&demand);
         problems.append(&mut advice.problems);
         Advice { problems, assumed, ..advice }
+    }
+
+    /// What is measured between nodes if nothing else is asked for.
+    pub fn usual_numa_bench(&self) -> Settings {
+        numa_bench::usual_settings(&self.root)
+    }
+
+    /// Measures what accesses to memory cost between the nodes of this host. `progress` is told what comes next, and how many parts are
+    /// done of how many. Needs no privileges, and changes nothing but where the calling thread runs meanwhile.
+    ///
+    /// # Errors
+    /// If the kernel refuses, or a node has too little memory.
+    pub fn numa_bench(
+        &self,
+        settings: &Settings,
+        progress: &mut dyn FnMut(&str, usize, usize),
+    ) -> Result<NumaBench, Error> {
+        self.real("the memory of a host below --root cannot be measured")?;
+        Ok(numa_bench::bench(&self.root, settings, progress)?)
     }
 }

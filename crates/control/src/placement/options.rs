@@ -1,69 +1,80 @@
-//! The places that each VM can have, with what each costs and takes.
+//! The options of each VM: nodes for its threads and its memory, with what each costs and takes.
 
 use super::{EACH_MOVE, MIGRATION_RATE, PAYS_WITHIN};
 use std::collections::{BTreeMap, BTreeSet};
 use teiji_model::numa::{ByNode, total};
 use teiji_model::placement::{Demand, Problem, VmDemand};
+use teiji_model::text::bytes as size_of_memory;
 
-/// A VM's memory may be on so many nodes that are nearest to its threads, their own among them. (Farther ones are not tried, but that
-/// where it is now.)
+/// For a VM's memory only this many nodes are tried: the threads' own and those nearest to it. Memory may also stay where it is.
 const NEAR: usize = 4;
 
 /// What memory is made of: pages of the usual size (0), or huge pages of a size.
 pub(super) type PageSize = u64;
 
-/// All VMs, what each can choose, and the nodes' limits.
-pub(super) struct Choices {
-    pub vms: Vec<Choice>,
-    /// CPUs of each node, by place.
+/// All VMs with their options, and the nodes' limits.
+pub(super) struct Options {
+    pub vms: Vec<VmOptions>,
+    /// CPUs of each node, by node index.
     pub cpus: Vec<f64>,
-    /// Bytes of each kind of pages on each node, by place: kinds × nodes.
+    /// Bytes of each kind of pages on each node: the node index, plus the index of the kind times the number of nodes.
     pub room: Vec<u64>,
     pub problems: Vec<Problem>,
 }
 
-/// What a VM can choose. The first option is to stay.
-pub(super) struct Choice {
-    pub options: Vec<Candidate>,
+/// The options of a VM. The first one is to stay.
+pub(super) struct VmOptions {
+    pub options: Vec<PlacementOption>,
     /// CPUs that it uses.
     pub cpus: f64,
 }
 
-/// A place for a VM.
-pub(super) struct Candidate {
+/// Nodes for a VM's threads and its memory.
+pub(super) struct PlacementOption {
     pub stays: bool,
     pub threads: BTreeSet<u32>,
     /// `None`: where it is.
     pub memory: Option<ByNode>,
     /// Bytes that move.
     pub bytes: u64,
-    /// CPUs that are lost by distance.
-    pub distance: f64,
+    /// CPUs that are lost to remote accesses.
+    pub lost: f64,
     /// What the move costs, CPUs.
     pub cost: f64,
-    /// The share of its threads' time on each node, by place.
-    pub load: Vec<f64>,
-    /// Where in [`Choices::room`] it takes memory, and how much.
+    /// The share of its threads' time on each node, by node index.
+    pub shares: Vec<f64>,
+    /// Where in [`Options::room`] it takes memory, and how much.
     pub takes: Vec<(usize, u64)>,
+}
+
+/// The memory that a VM may come to have, bytes.
+fn promised(vm: &VmDemand) -> u64 {
+    vm.size.max(total(&vm.memory))
+}
+
+/// What a part of a VM's memory grows to when the VM has all that it was promised, in the same proportion.
+fn in_all(bytes: u64, vm: &VmDemand) -> u64 {
+    let (promised, now) = (promised(vm), total(&vm.memory).max(1));
+    u64::try_from(u128::from(bytes) * u128::from(promised) / u128::from(now)).unwrap_or(u64::MAX)
 }
 
 /// Everything about the nodes that options are made from.
 struct Nodes<'d> {
     demand: &'d Demand,
-    /// The place of each node.
-    places: BTreeMap<u32, usize>,
+    /// The index of each node.
+    indices: BTreeMap<u32, usize>,
     kinds: Vec<PageSize>,
-    /// As [`Choices::room`].
+    /// As [`Options::room`].
     room: Vec<u64>,
 }
 
-impl Choices {
-    pub(super) fn of(demand: &Demand) -> Choices {
-        let places = demand.nodes.iter().enumerate().map(|(place, node)| (node.id, place)).collect();
+impl Options {
+    pub(super) fn of(demand: &Demand) -> Options {
+        let indices = demand.nodes.iter().enumerate().map(|(index, node)| (node.id, index)).collect();
         let huge = demand.nodes.iter().flat_map(|node| node.huge.keys().copied());
         let of_vms = demand.vms.iter().filter_map(|vm| vm.huge);
         let kinds: BTreeSet<PageSize> = huge.chain(of_vms).chain([0]).collect();
-        let mut nodes = Nodes { demand, places, kinds: kinds.into_iter().collect(), room: Vec::new() };
+        let mut nodes = Nodes { demand, indices, kinds: kinds.into_iter().collect(), room: Vec::new() };
         let has = |kind: &PageSize, node: usize| match kind {
             0 => demand.nodes[node].memory,
             size => demand.nodes[node].huge.get(size).copied().unwrap_or(0),
@@ -76,7 +87,7 @@ impl Choices {
         for vm in &demand.vms {
             for (node, bytes) in &vm.memory {
                 if let Some(at) = nodes.at(*node, vm.huge) {
-                    taken[at] = taken[at].saturating_add(*bytes);
+                    taken[at] = taken[at].saturating_add(in_all(*bytes, vm));
                 }
             }
         }
@@ -86,7 +97,7 @@ impl Choices {
         let mut problems = Vec::new();
         let vms = demand.vms.iter().map(|vm| nodes.choice(vm, &mut problems)).collect();
         let cpus = demand.nodes.iter().map(|node| f64::from(node.cpus)).collect();
-        Choices { vms, cpus, room: nodes.room, problems }
+        Options { vms, cpus, room: nodes.room, problems }
     }
 
     /// Each VM stays.
@@ -98,17 +109,16 @@ impl Choices {
     pub(super) fn loads(&self, chosen: &[usize]) -> Vec<f64> {
         let mut loads = vec![0.0; self.cpus.len()];
         for (vm, chosen) in self.vms.iter().zip(chosen) {
-            for (load, share) in loads.iter_mut().zip(&vm.options[*chosen].load) {
+            for (load, share) in loads.iter_mut().zip(&vm.options[*chosen].shares) {
                 *load += vm.cpus * share;
             }
         }
         loads
     }
 
-    /// CPUs that are lost by distance and overload, without what moves cost.
+    /// CPUs that are lost to remote accesses and overload, without what moves cost.
     pub(super) fn lost(&self, chosen: &[usize]) -> f64 {
-        let distance: f64 =
-            self.vms.iter().zip(chosen).map(|(vm, chosen)| vm.options[*chosen].distance).sum();
+        let distance: f64 = self.vms.iter().zip(chosen).map(|(vm, chosen)| vm.options[*chosen].lost).sum();
         let overload: f64 =
             self.loads(chosen).iter().zip(&self.cpus).map(|(load, cpus)| (load - cpus).max(0.0)).sum();
         distance + overload
@@ -116,36 +126,44 @@ impl Choices {
 }
 
 impl Nodes<'_> {
-    fn choice(&self, vm: &VmDemand, problems: &mut Vec<Problem>) -> Choice {
+    fn choice(&self, vm: &VmDemand, problems: &mut Vec<Problem>) -> VmOptions {
         let stay = self.option(vm, vm.threads.clone(), None, true);
         let here = stay.threads.clone();
         let mut options = vec![stay];
+        if vm.fixed {
+            return VmOptions { options, cpus: vm.cpus.max(0.0) };
+        }
         let may = |id: &u32| vm.allowed.as_ref().is_none_or(|allowed| allowed.contains(id));
         let allowed: Vec<u32> = self.demand.nodes.iter().map(|node| node.id).filter(may).collect();
-        let bytes = total(&vm.memory);
-        let fits = |id: &u32| self.cpus(*id) >= vm.vcpus && self.room(*id, vm.huge) >= bytes;
-        let holds = |id: &u32| self.room(*id, vm.huge) >= bytes;
+        let (bytes, promised) = (total(&vm.memory), promised(vm));
+        let vcpus = vm.vcpus.max(1);
+        let has_cpus = |id: &&u32| self.cpus(**id) >= vcpus;
+        let holds = |id: &u32| self.room(*id, vm.huge) >= promised;
         let local = |id: &u32| vm.memory.iter().all(|(node, bytes)| node == id || *bytes == 0);
-        for id in allowed.iter().filter(|id| self.cpus(**id) >= vm.vcpus) {
+        for id in allowed.iter().filter(has_cpus) {
             let threads = || BTreeMap::from([(*id, 1.0)]);
             if here.len() != 1 || !here.contains(id) {
                 options.push(self.option(vm, threads(), None, false));
             }
             for target in self.nearest(*id, &allowed).into_iter().take(NEAR) {
-                if holds(&target) && !local(&target) {
+                if !vm.memory_fixed && holds(&target) && !local(&target) {
                     let memory = Some(ByNode::from([(target, bytes)]));
                     options.push(self.option(vm, threads(), memory, false));
                 }
             }
         }
+        let fits = |id: &u32| has_cpus(&id) && (vm.memory_fixed || holds(id));
         if !allowed.iter().any(fits) {
-            let spread = self.sets(vm, &allowed, bytes);
+            let spread = if vm.memory_fixed { BTreeSet::new() } else { self.sets(vm, &allowed, promised) };
             let why = match spread.first() {
                 _ if allowed.is_empty() => "it may use no node of this host".to_owned(),
-                Some(set) => format!("it fits on no single node that it may use, but on {}", set.len()),
-                None => self.too_large(vm, &allowed, bytes),
+                Some(set) => format!(
+                    "it does not fit on one node that it may use; {} together are large enough",
+                    set.len()
+                ),
+                None => self.too_large(vm, &allowed, promised),
             };
-            problems.push(Problem { vm: vm.name.clone(), why });
+            problems.push(Problem { vm: vm.name.clone(), pid: vm.pid, why });
             for set in spread {
                 let cpus: f64 = set.iter().map(|id| f64::from(self.cpus(*id))).sum();
                 let threads = set.iter().map(|id| (*id, f64::from(self.cpus(*id)) / cpus)).collect();
@@ -153,7 +171,7 @@ impl Nodes<'_> {
                 options.push(self.option(vm, threads, memory, false));
             }
         }
-        Choice { options, cpus: vm.cpus.max(0.0) }
+        VmOptions { options, cpus: vm.cpus.max(0.0) }
     }
 
     /// Why a VM does not fit on the nodes that it may use.
@@ -165,12 +183,9 @@ impl Nodes<'_> {
             return format!("its {} vCPUs do not fit on {nodes}: they have {cpus} CPUs", vm.vcpus);
         }
         let room = allowed.iter().fold(0u64, |sum, id| sum.saturating_add(self.room(*id, vm.huge)));
-        let pages = vm.huge.map_or(String::new(), |size| format!(" in pages of {} KiB", size >> 10));
-        format!(
-            "its memory ({} MiB{pages}) does not fit on {nodes}: they have room for {} MiB",
-            bytes >> 20,
-            room >> 20
-        )
+        let pages = vm.huge.map_or(String::new(), |size| format!(" in pages of {}", size_of_memory(size)));
+        let (bytes, room) = (size_of_memory(bytes), size_of_memory(room));
+        format!("its memory ({bytes}{pages}) does not fit on {nodes}: they have room for {room}")
     }
 
     /// The smallest sets of nodes on which a VM fits: around each node those that are nearest to it.
@@ -215,7 +230,7 @@ impl Nodes<'_> {
         threads: BTreeMap<u32, f64>,
         memory: Option<ByNode>,
         stays: bool,
-    ) -> Candidate {
+    ) -> PlacementOption {
         let target = memory.as_ref().unwrap_or(&vm.memory);
         let arrives =
             |(node, bytes): (&u32, &u64)| bytes.saturating_sub(vm.memory.get(node).copied().unwrap_or(0));
@@ -226,47 +241,48 @@ impl Nodes<'_> {
             .filter(|(_, share)| **share > 0.0)
             .map(|(node, share)| (*node, share / all))
             .collect();
-        let mut load = vec![0.0; self.demand.nodes.len()];
+        let mut by_index = vec![0.0; self.demand.nodes.len()];
         for (node, share) in &shares {
-            if let Some(place) = self.places.get(node) {
-                load[*place] += share;
+            if let Some(index) = self.indices.get(node) {
+                by_index[*index] += share;
             }
         }
         let takes = target.iter().filter(|(_, bytes)| **bytes > 0);
-        let takes = takes.filter_map(|(node, bytes)| Some((self.at(*node, vm.huge)?, *bytes))).collect();
+        let takes =
+            takes.filter_map(|(node, bytes)| Some((self.at(*node, vm.huge)?, in_all(*bytes, vm)))).collect();
         let cost = match stays {
             true => 0.0,
             false => EACH_MOVE + moved as f64 / MIGRATION_RATE / PAYS_WITHIN,
         };
-        Candidate {
+        PlacementOption {
             stays,
-            distance: self.distance(vm, &shares, target),
+            lost: self.lost(vm, &shares, target),
             threads: shares.into_keys().collect(),
             memory,
             bytes: moved,
             cost,
-            load,
+            shares: by_index,
             takes,
         }
     }
 
-    /// CPUs that are lost by distance.
-    fn distance(&self, vm: &VmDemand, threads: &BTreeMap<u32, f64>, memory: &ByNode) -> f64 {
+    /// CPUs that are lost to remote accesses.
+    fn lost(&self, vm: &VmDemand, threads: &BTreeMap<u32, f64>, memory: &ByNode) -> f64 {
         let bytes = total(memory).max(1) as f64;
-        let far = |from: u32, to: u32| (self.access(from, to) - 1.0).max(0.0);
+        let far = |from: u32, to: u32| (self.slowdown(from, to) - 1.0).max(0.0);
         let (mut to_memory, mut to_nic) = (0.0, 0.0);
         for (from, share) in threads {
             to_memory +=
                 memory.iter().map(|(to, part)| share * *part as f64 / bytes * far(*from, *to)).sum::<f64>();
             to_nic += vm.nic.map_or(0.0, |nic| share * far(*from, nic));
         }
-        let (cpus, io) = (vm.cpus.max(0.0), vm.io.clamp(0.0, vm.cpus.max(0.0)));
-        cpus * vm.memory_bound.clamp(0.0, 1.0) * to_memory + io * (to_memory + to_nic)
+        let (cpus, workers) = (vm.cpus.max(0.0), vm.worker_cpus.clamp(0.0, vm.cpus.max(0.0)));
+        cpus * vm.memory_bound.clamp(0.0, 1.0) * to_memory + workers * (to_memory + to_nic)
     }
 
     /// These nodes, the nearest to `from` first, which is itself.
     fn nearest(&self, from: u32, nodes: &[u32]) -> Vec<u32> {
-        let key = |to: u32| (to != from, self.access(from, to));
+        let key = |to: u32| (to != from, self.slowdown(from, to));
         let mut near = nodes.to_vec();
         near.sort_by(|a, b| {
             let (a_key, b_key) = (key(*a), key(*b));
@@ -275,18 +291,18 @@ impl Nodes<'_> {
         near
     }
 
-    fn access(&self, from: u32, to: u32) -> f64 {
-        self.demand.access.get(&(from, to)).copied().filter(|times| times.is_finite()).unwrap_or(1.0)
+    fn slowdown(&self, from: u32, to: u32) -> f64 {
+        self.demand.slowdown.get(&(from, to)).copied().filter(|times| times.is_finite()).unwrap_or(1.0)
     }
 
     fn cpus(&self, id: u32) -> u32 {
-        self.places.get(&id).map_or(0, |place| self.demand.nodes[*place].cpus)
+        self.indices.get(&id).map_or(0, |index| self.demand.nodes[*index].cpus)
     }
 
-    /// Where in [`Choices::room`] memory of this kind on a node is.
+    /// Where in [`Options::room`] memory of this kind on a node is.
     fn at(&self, id: u32, huge: Option<u64>) -> Option<usize> {
         let kind = self.kinds.iter().position(|kind| *kind == huge.unwrap_or(0))?;
-        Some(kind * self.demand.nodes.len() + self.places.get(&id)?)
+        Some(kind * self.demand.nodes.len() + self.indices.get(&id)?)
     }
 
     fn room(&self, id: u32, huge: Option<u64>) -> u64 {

@@ -1,18 +1,18 @@
 //! Looks for the combination of options with the least cost.
 
 use super::IMBALANCE;
-use super::options::{Candidate, Choices};
+use super::options::{Options, PlacementOption};
 
 /// What an improvement has to be at least, CPUs: rounding is none.
 const LEAST: f64 = 1e-9;
-/// Combinations of a VM that is moved and one that makes room for it which are tried, at most.
+/// At most this many pairs (a VM to move, and another one that makes room for it) are tried.
 const PAIRS: u64 = 1_000_000;
-/// Places in the tree of all combinations that are looked at, at most.
+/// At most this many nodes of the tree of all combinations are looked at.
 const TREE: u64 = 300_000;
 
-/// A choice for each VM, with what all of them take.
+/// An option for each VM, with what all of them take.
 pub(super) struct Search<'c> {
-    choices: &'c Choices,
+    options: &'c Options,
     chosen: Vec<usize>,
     loads: Vec<f64>,
     taken: Vec<u64>,
@@ -21,13 +21,13 @@ pub(super) struct Search<'c> {
 
 impl<'c> Search<'c> {
     /// Begins with all VMs where they are.
-    pub(super) fn new(choices: &'c Choices) -> Self {
-        let chosen = choices.stay();
-        let mut taken = vec![0u64; choices.room.len()];
-        for (at, bytes) in choices.vms.iter().flat_map(|vm| &vm.options[0].takes) {
+    pub(super) fn new(options: &'c Options) -> Self {
+        let chosen = options.stay();
+        let mut taken = vec![0u64; options.room.len()];
+        for (at, bytes) in options.vms.iter().flat_map(|vm| &vm.options[0].takes) {
             taken[*at] = taken[*at].saturating_add(*bytes);
         }
-        Search { loads: choices.loads(&chosen), choices, chosen, taken, pairs: 0 }
+        Search { loads: options.loads(&chosen), options, chosen, taken, pairs: 0 }
     }
 
     /// The option of each VM.
@@ -38,6 +38,8 @@ impl<'c> Search<'c> {
     pub(super) fn run(&mut self) {
         while self.move_one() || self.move_two() {}
         self.try_all();
+        // If not all combinations could be tried.
+        while self.move_one() || self.move_two() {}
     }
 
     /// How much more it would cost if this VM stayed.
@@ -45,14 +47,14 @@ impl<'c> Search<'c> {
         Change::of(vm, 0).cost(self)
     }
 
-    fn option(&self, vm: usize, option: usize) -> &'c Candidate {
-        &self.choices.vms[vm].options[option]
+    fn option(&self, vm: usize, option: usize) -> &'c PlacementOption {
+        &self.options.vms[vm].options[option]
     }
 
     fn make(&mut self, vm: usize, option: usize) {
         let (old, new) = (self.option(vm, self.chosen[vm]), self.option(vm, option));
-        let cpus = self.choices.vms[vm].cpus;
-        for (load, (old, new)) in self.loads.iter_mut().zip(old.load.iter().zip(&new.load)) {
+        let cpus = self.options.vms[vm].cpus;
+        for (load, (old, new)) in self.loads.iter_mut().zip(old.shares.iter().zip(&new.shares)) {
             *load += cpus * (new - old);
         }
         for (at, bytes) in &old.takes {
@@ -69,7 +71,7 @@ impl<'c> Search<'c> {
         let mut any = false;
         for vm in 0..self.chosen.len() {
             let mut best = (-LEAST, None);
-            for option in 0..self.choices.vms[vm].options.len() {
+            for option in 0..self.options.vms[vm].options.len() {
                 let change = Change::of(vm, option);
                 if option != self.chosen[vm] && change.fits(self) {
                     let cost = change.cost(self);
@@ -90,12 +92,12 @@ impl<'c> Search<'c> {
     fn move_two(&mut self) -> bool {
         let mut any = false;
         for first in 0..self.chosen.len() {
-            for option in 0..self.choices.vms[first].options.len() {
+            for option in 0..self.options.vms[first].options.len() {
                 if option == self.chosen[first] {
                     continue;
                 }
                 let alone = Change::of(first, option);
-                // Otherwise no other one can make it pay.
+                // A heuristic: only what saves distance is worth making room for.
                 if alone.by_itself(self) >= -LEAST {
                     continue;
                 }
@@ -116,7 +118,7 @@ impl<'c> Search<'c> {
             if !alone.is_in_the_way(self, second) {
                 continue;
             }
-            for other in 0..self.choices.vms[second].options.len() {
+            for other in 0..self.options.vms[second].options.len() {
                 if other == self.chosen[second] {
                     continue;
                 }
@@ -138,14 +140,14 @@ impl<'c> Search<'c> {
 
     /// Tries all combinations, unless there are too many, and takes the best one.
     fn try_all(&mut self) {
-        let count = self.choices.vms.len();
-        let combinations = self.choices.vms.iter().map(|vm| vm.options.len() as f64).product::<f64>();
+        let count = self.options.vms.len();
+        let combinations = self.options.vms.iter().map(|vm| vm.options.len() as f64).product::<f64>();
         // With bounds a small part of the tree is looked at.
         if count == 0 || combinations > 1e9 {
             return;
         }
         let least = |vm: usize| {
-            let costs = self.choices.vms[vm].options.iter().map(|option| option.distance + option.cost);
+            let costs = self.options.vms[vm].options.iter().map(|option| option.lost + option.cost);
             costs.fold(f64::INFINITY, f64::min)
         };
         let mut rest = vec![0.0; count + 1];
@@ -153,9 +155,9 @@ impl<'c> Search<'c> {
             rest[vm] = rest[vm + 1] + least(vm);
         }
         let mut tree = Tree {
-            choices: self.choices,
+            options: self.options,
             rest,
-            best: total_cost(self.choices, &self.chosen) - LEAST,
+            best: total_cost(self.options, &self.chosen) - LEAST,
             found: None,
             chosen: vec![0; count],
             loads: vec![0.0; self.loads.len()],
@@ -177,11 +179,11 @@ fn of_load(load: f64, cpus: f64) -> f64 {
 }
 
 /// What a combination costs.
-pub(super) fn total_cost(choices: &Choices, chosen: &[usize]) -> f64 {
-    let of_vms = choices.vms.iter().zip(chosen).map(|(vm, chosen)| &vm.options[*chosen]);
-    let of_vms: f64 = of_vms.map(|option| option.distance + option.cost).sum();
+pub(super) fn total_cost(options: &Options, chosen: &[usize]) -> f64 {
+    let of_vms = options.vms.iter().zip(chosen).map(|(vm, chosen)| &vm.options[*chosen]);
+    let of_vms: f64 = of_vms.map(|option| option.lost + option.cost).sum();
     let of_nodes =
-        choices.loads(chosen).into_iter().zip(&choices.cpus).map(|(load, cpus)| of_load(load, *cpus));
+        options.loads(chosen).into_iter().zip(&options.cpus).map(|(load, cpus)| of_load(load, *cpus));
     of_vms + of_nodes.sum::<f64>()
 }
 
@@ -205,10 +207,10 @@ impl Change {
     fn each<'c>(
         &self,
         search: &Search<'c>,
-    ) -> impl Iterator<Item = (&'c Candidate, &'c Candidate, f64)> + Clone {
+    ) -> impl Iterator<Item = (&'c PlacementOption, &'c PlacementOption, f64)> + Clone {
         let of = |(vm, option): (usize, usize)| {
-            let choice = &search.choices.vms[vm];
-            (&choice.options[search.chosen[vm]], &choice.options[option], choice.cpus)
+            let of_vm = &search.options.vms[vm];
+            (&of_vm.options[search.chosen[vm]], &of_vm.options[option], of_vm.cpus)
         };
         [Some(of(self.first)), self.second.map(of)].into_iter().flatten()
     }
@@ -226,14 +228,15 @@ impl Change {
         let mut places = self.each(search).flat_map(|(_, new, _)| &new.takes).map(|(at, _)| *at);
         places.all(|place| {
             let more = more(place);
-            more <= 0 || i128::from(search.taken[place]) + more <= i128::from(search.choices.room[place])
+            more <= 0 || i128::from(search.taken[place]) + more <= i128::from(search.options.room[place])
         })
     }
 
     /// How much more distance and moves cost.
     fn by_itself(&self, search: &Search<'_>) -> f64 {
-        let more =
-            |(old, new, _): (&Candidate, &Candidate, f64)| new.distance + new.cost - old.distance - old.cost;
+        let more = |(old, new, _): (&PlacementOption, &PlacementOption, f64)| {
+            new.lost + new.cost - old.lost - old.cost
+        };
         self.each(search).map(more).sum()
     }
 
@@ -242,7 +245,7 @@ impl Change {
         let there = search.option(vm, search.chosen[vm]);
         self.each(search).any(|(old, new, _)| {
             let memory = new.takes.iter().any(|(at, _)| there.takes.iter().any(|(other, _)| at == other));
-            let gets = new.load.iter().zip(&old.load).zip(&there.load);
+            let gets = new.shares.iter().zip(&old.shares).zip(&there.shares);
             memory || gets.into_iter().any(|((new, old), there)| new > old && *there > 0.0)
         })
     }
@@ -250,9 +253,9 @@ impl Change {
     /// How much more it costs.
     fn cost(&self, search: &Search<'_>) -> f64 {
         let mut sum = self.by_itself(search);
-        for (node, (load, cpus)) in search.loads.iter().zip(&search.choices.cpus).enumerate() {
+        for (node, (load, cpus)) in search.loads.iter().zip(&search.options.cpus).enumerate() {
             let more: f64 =
-                self.each(search).map(|(old, new, used)| used * (new.load[node] - old.load[node])).sum();
+                self.each(search).map(|(old, new, used)| used * (new.shares[node] - old.shares[node])).sum();
             if more != 0.0 {
                 sum += of_load(load + more, *cpus) - of_load(*load, *cpus);
             }
@@ -263,7 +266,7 @@ impl Change {
 
 /// Branch and bound over all combinations, the VMs in their order.
 struct Tree<'c> {
-    choices: &'c Choices,
+    options: &'c Options,
     /// The least that the VMs from each on can cost.
     rest: Vec<f64>,
     best: f64,
@@ -281,32 +284,32 @@ impl Tree<'_> {
         }
         self.left -= 1;
         let nodes: f64 =
-            self.loads.iter().zip(&self.choices.cpus).map(|(load, cpus)| of_load(*load, *cpus)).sum();
+            self.loads.iter().zip(&self.options.cpus).map(|(load, cpus)| of_load(*load, *cpus)).sum();
         if so_far + nodes + self.rest[vm] >= self.best {
             return;
         }
-        let Some(choice) = self.choices.vms.get(vm) else {
+        let Some(of_vm) = self.options.vms.get(vm) else {
             self.best = so_far + nodes;
             self.found = Some(self.chosen.clone());
             return;
         };
-        for (at, option) in choice.options.iter().enumerate() {
+        for (at, option) in of_vm.options.iter().enumerate() {
             let fits = |(place, bytes): &(usize, u64)| {
-                self.taken[*place].saturating_add(*bytes) <= self.choices.room[*place]
+                self.taken[*place].saturating_add(*bytes) <= self.options.room[*place]
             };
             if !option.takes.iter().all(fits) {
                 continue;
             }
-            self.change(choice.cpus, option, true);
+            self.change(of_vm.cpus, option, true);
             self.chosen[vm] = at;
-            self.descend(vm + 1, so_far + option.distance + option.cost);
-            self.change(choice.cpus, option, false);
+            self.descend(vm + 1, so_far + option.lost + option.cost);
+            self.change(of_vm.cpus, option, false);
         }
     }
 
-    fn change(&mut self, cpus: f64, option: &Candidate, add: bool) {
+    fn change(&mut self, cpus: f64, option: &PlacementOption, add: bool) {
         let sign = if add { 1.0 } else { -1.0 };
-        for (load, share) in self.loads.iter_mut().zip(&option.load) {
+        for (load, share) in self.loads.iter_mut().zip(&option.shares) {
             *load += sign * cpus * share;
         }
         for (place, bytes) in &option.takes {

@@ -3,16 +3,18 @@
 
 use super::by_node;
 use crate::cgroup::{self, Hierarchy};
+use crate::cmdline::CommandLine;
 use crate::root::Root;
+use crate::task::Stat;
 use std::collections::{BTreeMap, BTreeSet};
-use teiji_model::host::Vm;
+use teiji_model::host::{DataPlane, Vm};
 use teiji_model::numa::{ByNode, GuestMemory, Node, VmMemory, add};
 
 /// What the kernel has for a group, by the lines of `memory.numa_stat`.
 const KERNEL: [&str; 5] =
     ["kernel_stack", "pagetables", "sec_pagetables", "slab_reclaimable", "slab_unreclaimable"];
-/// Files whose mappings can be a guest's memory; devices, such as the registers of a NIC, cannot.
-const MEMORY_FILES: [&str; 4] = ["/dev/shm/", "/dev/hugepages", "/dev/zero", "/memfd:"];
+/// Files below /dev whose mappings can be a guest's memory, also if they are not in huge pages; all others there are devices.
+const MEMORY_FILES: [&str; 3] = ["/dev/shm/", "/dev/hugepages", "/dev/zero"];
 
 /// The memory of a VM, and what cannot be told of it.
 pub(super) fn memory(
@@ -22,25 +24,34 @@ pub(super) fn memory(
     nodes: &[Node],
 ) -> (Option<VmMemory>, Vec<String>) {
     let mut unseen = Vec::new();
-    let maps = root.text(&format!("proc/{}/maps", vm.pid)).unwrap_or_default();
-    let Some(numa_maps) = root.text(&format!("proc/{}/numa_maps", vm.pid)) else {
+    let text = |file: &str| root.text(&format!("proc/{}/{file}", vm.pid));
+    let maps = text("maps").unwrap_or_default();
+    let Some(numa_maps) = text("numa_maps") else {
         let only = nodes.first().filter(|_| nodes.len() == 1);
         let resident = super::resident(root, vm.pid, Some(0)).first().copied();
         let Some((node, resident)) = only.zip(resident) else {
-            unseen.push("its memory, as /proc/PID/numa_maps cannot be read: that takes root".to_owned());
+            unseen.push(format!("its memory, as /proc/{}/numa_maps cannot be read", vm.pid));
             return (None, unseen);
         };
         let vmm = ByNode::from([(node.id, resident)]);
         return (Some(VmMemory { vmm, ..VmMemory::default() }), unseen);
     };
-    let mappings = mappings(&maps);
-    let ram = vm.memory.and_then(|bytes| ram(&mappings, bytes));
+    let parts =
+        text("cmdline").map(|line| CommandLine::new(line.as_bytes()).memory_parts()).unwrap_or_default();
+    let mappings = mappings(&maps, &numa_maps);
+    let ram = ram(&mappings, &parts);
     if ram.is_none() {
-        unseen.push(
-            "which memory of the VMM is the guest's: no mappings are as large as the VM's memory".to_owned(),
-        );
+        let why = match parts.is_empty() {
+            true => "the command line does not say how much the VM has",
+            false => "no mappings are as large as the VM's memory",
+        };
+        unseen.push(format!("which memory of the VMM is the guest's, as {why}"));
     }
     let mut memory = divided(&numa_maps, &mappings, ram.as_ref());
+    if let Some(guest) = &mut memory.guest {
+        let passed = vm.nics.iter().any(|nic| nic.data_plane == DataPlane::Passthrough);
+        guest.pinned = passed || maps.lines().any(|line| line.contains("vfio"));
+    }
     memory.kernel = hierarchy.and_then(|hierarchy| of_kernel(hierarchy, root, vm));
     (Some(memory), unseen)
 }
@@ -54,8 +65,10 @@ struct Mapping {
     shared: bool,
 }
 
-/// The mappings, by their first addresses, in the text of `/proc/<pid>/maps`.
-fn mappings(maps: &str) -> BTreeMap<u64, Mapping> {
+/// The mappings, by their first addresses, in the text of `/proc/<pid>/maps`. `numa_maps` says which have huge pages.
+fn mappings(maps: &str, numa_maps: &str) -> BTreeMap<u64, Mapping> {
+    let in_huge_pages = numa_maps.lines().filter(|line| line.split(' ').any(|word| word == "huge"));
+    let in_huge_pages: BTreeSet<u64> = in_huge_pages.filter_map(first_address).collect();
     let mapping = |line: &str| {
         let (range, rest) = line.split_once(' ')?;
         let (from, to) = range.split_once('-')?;
@@ -67,7 +80,11 @@ fn mappings(maps: &str) -> BTreeMap<u64, Mapping> {
             "" => true,
             // [heap], [stack], [vdso]; anon_inode:kvm-vcpu:0
             _ if path.starts_with('[') || path.starts_with("anon_inode:") => false,
-            _ => !path.starts_with("/dev/") || MEMORY_FILES.iter().any(|file| path.starts_with(file)),
+            _ => {
+                let device =
+                    path.starts_with("/dev/") && !MEMORY_FILES.iter().any(|file| path.starts_with(file));
+                !device || in_huge_pages.contains(&from)
+            }
         };
         let plain = memory && rights.starts_with("rw");
         Some((from, Mapping { size: to.checked_sub(from)?, plain, shared: rights.ends_with('s') }))
@@ -75,16 +92,29 @@ fn mappings(maps: &str) -> BTreeMap<u64, Mapping> {
     maps.lines().filter_map(mapping).collect()
 }
 
-/// The mappings that are a guest's memory of so many bytes, by their first addresses: the one of exactly this size, otherwise the
-/// largest ones that together have as much. `None` if all together are smaller.
-fn ram(mappings: &BTreeMap<u64, Mapping>, bytes: u64) -> Option<BTreeSet<u64>> {
-    let plain = mappings.iter().filter(|(_, mapping)| mapping.plain);
-    let mut exact = plain.clone().filter(|(_, mapping)| mapping.size == bytes);
-    if let (Some((from, _)), None) = (exact.next(), exact.next()) {
-        return Some(BTreeSet::from([*from]));
-    }
-    let mut largest: Vec<(u64, u64)> = plain.map(|(from, mapping)| (mapping.size, *from)).collect();
+/// The address at the beginning of a line of a `numa_maps`.
+fn first_address(line: &str) -> Option<u64> {
+    u64::from_str_radix(line.split(' ').next()?, 16).ok()
+}
+
+/// The mappings that are a guest's memory with parts of these sizes, by their first addresses: those of exactly these sizes, otherwise the
+/// largest ones that together are as large. `None` if all together are smaller.
+fn ram(mappings: &BTreeMap<u64, Mapping>, parts: &[u64]) -> Option<BTreeSet<u64>> {
+    let bytes = parts.iter().fold(0u64, |sum, part| sum.saturating_add(*part));
+    let mut largest: Vec<(u64, u64)> = mappings
+        .iter()
+        .filter(|(_, mapping)| mapping.plain)
+        .map(|(from, mapping)| (mapping.size, *from))
+        .collect();
     largest.sort_unstable_by(|a, b| b.cmp(a));
+    let mut left = largest.clone();
+    let exact = parts.iter().map(|part| {
+        let at = left.iter().position(|(size, _)| size == part)?;
+        Some(left.remove(at).1)
+    });
+    if let (Some(exact), false) = (exact.collect::<Option<BTreeSet<u64>>>(), parts.is_empty()) {
+        return Some(exact);
+    }
     let (mut sum, mut taken) = (0u64, BTreeSet::new());
     for (size, from) in largest {
         if sum >= bytes {
@@ -101,9 +131,8 @@ fn divided(numa_maps: &str, mappings: &BTreeMap<u64, Mapping>, ram: Option<&BTre
     let mut memory = VmMemory { guest: ram.map(|_| GuestMemory::default()), ..VmMemory::default() };
     for line in numa_maps.lines() {
         let words = || line.split(' ');
-        let kib = words().find_map(|word| word.strip_prefix("kernelpagesize_kB=")?.parse::<u64>().ok());
-        let bytes = by_node(words(), kib.unwrap_or(4).saturating_mul(1024));
-        let from = words().next().and_then(|address| u64::from_str_radix(address, 16).ok());
+        let (page, bytes) = super::mapped(line);
+        let from = first_address(line);
         let of_guest = from.filter(|from| ram.is_some_and(|ram| ram.contains(from)));
         let (Some(from), Some(guest)) = (of_guest, &mut memory.guest) else {
             add_all(&mut memory.vmm, &bytes);
@@ -112,8 +141,9 @@ fn divided(numa_maps: &str, mappings: &BTreeMap<u64, Mapping>, ram: Option<&BTre
         add_all(&mut guest.bytes, &bytes);
         if words().any(|word| word == "huge") {
             add_all(&mut guest.huge, &bytes);
-            guest.huge_page = guest.huge_page.max(kib.map(|kib| kib.saturating_mul(1024)));
+            guest.huge_sizes.insert(page);
         }
+        guest.bound |= words().nth(1).is_some_and(|policy| policy.starts_with("bind"));
         if mappings.get(&from).is_some_and(|mapping| mapping.shared) {
             add_all(&mut guest.shared, &bytes);
         }
@@ -128,8 +158,9 @@ fn add_all(sum: &mut ByNode, amounts: &ByNode) {
 /// What the kernel has for the VM, if it has a control group for itself that counts memory.
 fn of_kernel(hierarchy: &Hierarchy<'_>, root: &Root, vm: &Vm) -> Option<ByNode> {
     let mut group = cgroup::common(&hierarchy.of_threads(vm.pid))?;
-    // A worker that is a kernel thread is listed as a process.
-    let is_own = |pid: &u32| *pid == vm.pid || vm.workers.iter().any(|worker| worker.tid == *pid);
+    // Kernel threads for the VM are in its group, too: vhost workers, and KVM's kvm-nx-lpage-recovery before Linux 6.13.
+    let of_kernel = |pid: u32| Stat::read(root, pid).is_some_and(|stat| stat.is_kernel_thread());
+    let is_own = |pid: &u32| *pid == vm.pid || of_kernel(*pid);
     // The groups of single threads, as libvirt makes them, count no memory.
     let stat = loop {
         let own = hierarchy.members(&group)?.iter().all(is_own);
@@ -174,32 +205,45 @@ mod tests {
 
     #[test]
     fn the_mapping_of_the_vms_size_is_the_guests_memory() {
-        let mappings = mappings(MAPS);
-        let of = |bytes: u64| ram(&mappings, bytes).map(Vec::from_iter);
+        let mappings = mappings(MAPS, NUMA_MAPS);
+        let of = |bytes: u64| ram(&mappings, &[bytes]).map(Vec::from_iter);
         assert_eq!(of(512 << 20), Some(vec![0x7f00_0000_0000]));
         assert_eq!(of(16 << 20), Some(vec![0x7f00_4000_0000]));
         // No mapping of that size, so the largest ones; neither the device nor what cannot be written.
         assert_eq!(of(520 << 20), Some(vec![0x7f00_0000_0000, 0x7f00_4000_0000]));
         assert_eq!(of(529 << 20), None);
         assert_eq!(of(0), None);
+        // Each part has a mapping of its own, though one is larger than others together.
+        let parts = |parts: &[u64]| ram(&mappings, parts).map(Vec::from_iter);
+        assert_eq!(parts(&[16 << 20, 512 << 20]), Some(vec![0x7f00_0000_0000, 0x7f00_4000_0000]));
+        assert_eq!(parts(&[16 << 20, 16 << 20]), Some(vec![0x7f00_0000_0000]));
+        assert_eq!(parts(&[]), None);
     }
 
     #[test]
     fn memory_is_divided_by_node_and_owner() {
-        let mappings = mappings(MAPS);
-        let taken = ram(&mappings, 528 << 20).unwrap();
+        let mappings = mappings(MAPS, NUMA_MAPS);
+        let taken = ram(&mappings, &[528 << 20]).unwrap();
         let memory = divided(NUMA_MAPS, &mappings, Some(&taken));
         let guest = memory.guest.unwrap();
         assert_eq!(guest.bytes, ByNode::from([(0, 100 << 12), (1, (130_972 << 12) + (16 << 20))]));
         assert_eq!(guest.huge, ByNode::from([(1, 16 << 20)]));
-        assert_eq!(guest.huge_page, Some(2 << 20));
+        assert_eq!((guest.huge_sizes, guest.bound, guest.pinned), (BTreeSet::from([2 << 20]), true, false));
         assert_eq!(guest.shared, ByNode::from([(1, 16 << 20)]));
         assert_eq!(memory.vmm, ByNode::from([(0, 6 << 12), (1, 2 << 12)]));
     }
 
     #[test]
+    fn huge_pages_are_memory_wherever_their_file_is() {
+        let maps = "7f0000000000-7f0020000000 rw-s 00000000 00:01 1034 /dev/huge/a\n";
+        let is_plain = |numa_maps: &str| mappings(maps, numa_maps)[&0x7f00_0000_0000].plain;
+        assert!(is_plain("7f0000000000 default file=/dev/huge/a huge dirty=8 N1=8 kernelpagesize_kB=2048\n"));
+        assert!(!is_plain("7f0000000000 default file=/dev/huge/a\n"));
+    }
+
+    #[test]
     fn without_known_memory_all_is_the_vmms() {
-        let memory = divided(NUMA_MAPS, &mappings(MAPS), None);
+        let memory = divided(NUMA_MAPS, &mappings(MAPS, NUMA_MAPS), None);
         assert_eq!(memory.guest, None);
         assert_eq!(memory.vmm, ByNode::from([(0, 106 << 12), (1, (130_974 << 12) + (16 << 20))]));
     }
@@ -207,7 +251,7 @@ mod tests {
     #[test]
     fn nonsense_is_nothing() {
         for maps in ["", "x", "7f-", "zz-7f rw-p", "8-7 rw-p 0 0 0", "\u{fffd}"] {
-            assert_eq!(mappings(maps), BTreeMap::new(), "{maps}");
+            assert_eq!(mappings(maps, ""), BTreeMap::new(), "{maps}");
         }
         let huge = "7f00 default N0=18446744073709551615 N99999999999=4 Nx=1 N1 kernelpagesize_kB=18446744073709551615";
         assert_eq!(divided(huge, &BTreeMap::new(), None).vmm, ByNode::from([(0, u64::MAX)]));

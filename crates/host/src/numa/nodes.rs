@@ -73,7 +73,8 @@ fn huge_pages(root: &Root, dir: &str) -> Vec<HugePages> {
         let kib = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse::<u64>().ok()?;
         let number = |file: &str| root.number(&format!("{dir}/hugepages/{name}/{file}"));
         let total = number("nr_hugepages")?;
-        Some(HugePages { size: kib.checked_mul(1024)?, total, free: number("free_hugepages")? })
+        let reserved = root.number(&format!("sys/kernel/mm/hugepages/{name}/resv_hugepages")).unwrap_or(0);
+        Some(HugePages { size: kib.checked_mul(1024)?, total, free: number("free_hugepages")?, reserved })
     };
     let mut all: Vec<HugePages> =
         root.names(&format!("{dir}/hugepages")).iter().filter_map(of).filter(|huge| huge.total > 0).collect();
@@ -119,6 +120,7 @@ mod tests {
             (&format!("{node}/hugepages/hugepages-1048576kB/free_hugepages"), "0\n"),
             (&format!("{node}/hugepages/hugepages-2048kB/nr_hugepages"), "8\n"),
             (&format!("{node}/hugepages/hugepages-2048kB/free_hugepages"), "5\n"),
+            ("sys/kernel/mm/hugepages/hugepages-2048kB/resv_hugepages", "3\n"),
             (&format!("{node}/access0/initiators/read_latency"), "120\n"),
             (&format!("{node}/access0/initiators/read_bandwidth"), "9000\n"),
         ]);
@@ -129,7 +131,7 @@ mod tests {
         assert!(nodes[1].cpus.is_empty() && nodes[0].access.is_none());
         assert_eq!((nodes[1].memory, nodes[1].free, nodes[1].kernel), (1_024_000, 307_200, 27 * 1024));
         assert_eq!(nodes[1].available, 325 * 1024);
-        assert_eq!(nodes[1].huge_pages, [HugePages { size: 2 << 20, total: 8, free: 5 }]);
+        assert_eq!(nodes[1].huge_pages, [HugePages { size: 2 << 20, total: 8, free: 5, reserved: 3 }]);
         assert_eq!(nodes[1].access, Some(Access { read_latency: 120, read_bandwidth: 9000 }));
     }
 

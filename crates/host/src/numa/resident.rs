@@ -31,20 +31,12 @@ fn rss(root: &Root, pid: u32) -> Option<u64> {
     kib.parse::<u64>().ok().map(|k| k.saturating_mul(1024))
 }
 
-/// Adds up the `N<node>=<pages>` of every mapping.
+/// Adds up what is mapped, bytes by node.
 fn sum(maps: &str, nodes: usize) -> Vec<u64> {
     let mut bytes = vec![0u64; nodes];
-    for line in maps.lines() {
-        let words: Vec<(&str, u64)> = line
-            .split_whitespace()
-            .filter_map(|w| w.split_once('=').and_then(|(k, v)| Some((k, v.parse().ok()?))))
-            .collect();
-        let page = words.iter().find(|w| w.0 == "kernelpagesize_kB").map_or(4, |w| w.1) << 10;
-        for (key, pages) in words {
-            let node = key.strip_prefix('N').and_then(|n| n.parse::<usize>().ok());
-            if let Some(slot) = node.and_then(|n| bytes.get_mut(n)) {
-                *slot = slot.saturating_add(pages.saturating_mul(page));
-            }
+    for (node, more) in maps.lines().flat_map(|line| super::mapped(line).1) {
+        if let Some(slot) = bytes.get_mut(node as usize) {
+            *slot = slot.saturating_add(more);
         }
     }
     bytes

@@ -5,7 +5,7 @@ use crate::interrupts::{self, Counts, Interrupts, counts};
 use crate::root::Root;
 use std::collections::{BTreeMap, BTreeSet};
 use teiji_model::host::{DataPlane, Nic, Vm};
-use teiji_model::numa::{ByNode, NicPlacement, NumaHost, Uplink, add};
+use teiji_model::numa::{ByNode, NicNodes, NumaHost, Uplink, add};
 
 /// How many devices may be one above the other.
 const DEPTH: usize = 6;
@@ -28,12 +28,14 @@ impl Uplinks {
     pub(super) fn begin(root: &Root, vms: &[Vm]) -> Self {
         let interrupts = Interrupts::new(root);
         let (mut uplinks, mut all) = (BTreeMap::new(), BTreeMap::new());
+        // What is below a bridge, which many taps have in common.
+        let mut below = BTreeMap::new();
         for vm in vms {
             let of_nic = |nic: &Nic| {
                 let names = if nic.data_plane == DataPlane::Passthrough {
                     vec![nic.tap.clone()]
                 } else {
-                    below(root, nic)
+                    below.entry(top(nic).to_owned()).or_insert_with(|| descended(root, top(nic))).clone()
                 };
                 for name in &names {
                     uplinks.entry(name.clone()).or_insert_with(|| match nic.data_plane {
@@ -50,7 +52,7 @@ impl Uplinks {
     }
 
     /// The NICs of each VM, by process id.
-    pub(super) fn end(&self, root: &Root, host: &NumaHost) -> BTreeMap<u32, Vec<NicPlacement>> {
+    pub(super) fn end(&self, root: &Root, host: &NumaHost) -> BTreeMap<u32, Vec<NicNodes>> {
         let now = match self.uplinks.is_empty() {
             true => Counts::new(),
             false => counts(&root.text("proc/interrupts").unwrap_or_default()),
@@ -70,7 +72,7 @@ impl Uplinks {
             }
             Some(Uplink { name: name.clone(), node: *node, interrupts })
         };
-        let placed = |(name, names): &(String, Vec<String>)| NicPlacement {
+        let placed = |(name, names): &(String, Vec<String>)| NicNodes {
             name: name.clone(),
             uplinks: names.iter().filter_map(uplink).collect(),
         };
@@ -78,14 +80,17 @@ impl Uplinks {
     }
 }
 
-/// The NICs of the host below a VM's NIC.
-fn below(root: &Root, nic: &Nic) -> Vec<String> {
-    if nic.ifindex == 0 {
-        return Vec::new();
-    }
-    let top = nic.bridge.as_ref().unwrap_or(&nic.tap);
+/// The device from which on a VM's NIC is followed downwards; empty if it is not in this network namespace.
+fn top(nic: &Nic) -> &str {
+    if nic.ifindex == 0 { "" } else { nic.bridge.as_ref().unwrap_or(&nic.tap) }
+}
+
+/// The NICs of the host below a device.
+fn descended(root: &Root, top: &str) -> Vec<String> {
     let mut found = BTreeSet::new();
-    descend(root, top, DEPTH, &mut found);
+    if !top.is_empty() {
+        descend(root, top, DEPTH, &mut found);
+    }
     found.into_iter().collect()
 }
 

@@ -9,6 +9,7 @@ pub mod guarantees;
 pub(crate) mod inside;
 pub mod links;
 pub mod numa;
+pub mod numa_bench;
 pub(crate) mod outgoing;
 pub(crate) mod passthrough;
 pub mod plan;

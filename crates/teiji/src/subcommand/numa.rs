@@ -2,7 +2,7 @@
 
 use super::messages::print_line;
 use super::signals;
-use crate::args::{Numa, NumaAdvise, NumaShow, Usage};
+use crate::args::{Numa, NumaAdvise, NumaBench, NumaShow, Usage};
 use crate::{output, style};
 use anyhow::Result;
 use std::process::ExitCode;
@@ -11,13 +11,14 @@ use teiji_agent::service::{Pins, Service};
 use teiji_model::numa::NumaHost;
 use teiji_model::text::duration;
 use teiji_render::json;
-use teiji_render::text::numa::{advice, text};
+use teiji_render::text::{numa, numa_bench};
 
 /// Carries out what is asked.
 pub(super) fn run(what: &Numa, service: &Service) -> Result<ExitCode> {
     match what {
         Numa::Show(args) => show(args, service),
         Numa::Advise(args) => advise(args, service),
+        Numa::Bench(args) => bench(args, service),
     }
 }
 
@@ -38,7 +39,7 @@ fn show(args: &NumaShow, service: &Service) -> Result<ExitCode> {
     if args.print.json {
         output::json(&json::Numa::new(&host))?;
     } else {
-        output::stdout(&text(&host, &style::stdout()))?;
+        output::stdout(&numa::text(&host, &style::stdout()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -49,7 +50,30 @@ fn advise(args: &NumaAdvise, service: &Service) -> Result<ExitCode> {
     if args.print.json {
         output::json(&json::NumaAdvice::new(&found))?;
     } else {
-        output::stdout(&advice(&found, &style::stdout()))?;
+        output::stdout(&numa::advice(&found, &style::stdout()))?;
     }
     Ok(if found.moves.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn bench(args: &NumaBench, service: &Service) -> Result<ExitCode> {
+    let mut settings = service.usual_numa_bench();
+    settings.passes = args.passes;
+    if !args.sizes.is_empty() {
+        settings.sizes = args.sizes.iter().map(|size| *size as u64).collect();
+    }
+    if !args.strides.is_empty() {
+        settings.strides.clone_from(&args.strides);
+    }
+    if let Some(wrong) = settings.strides.iter().find(|stride| **stride % 4 != 0) {
+        return Err(Usage(format!("--stride {wrong} is not a multiple of 4, the size of a write")).into());
+    }
+    let measured = service.numa_bench(&settings, &mut |what, done, all| {
+        print_line(&format!("measuring ({} of {all}): {what}", done + 1));
+    })?;
+    if args.print.json {
+        output::json(&json::NumaBench::new(&measured))?;
+    } else {
+        output::stdout(&numa_bench::text(&measured, &style::stdout()))?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
