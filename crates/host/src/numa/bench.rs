@@ -25,6 +25,8 @@ const TIMES_CACHE: u64 = 4;
 const LARGE: std::ops::RangeInclusive<u64> = (64 << 20)..=(1 << 30);
 /// At most this part of what a node has free is taken.
 const PART: u64 = 4;
+/// But so much in any case, bytes.
+const LEAST: u64 = 1 << 20;
 
 /// Why nothing was measured.
 #[derive(Debug, thiserror::Error)]
@@ -56,10 +58,18 @@ fn failed(what: &'static str) -> impl Fn(Errno) -> BenchError {
     move |source| BenchError::System { what, source }
 }
 
-/// The settings that suit this host: the paper's sizes and strides, and a buffer that is larger than the caches.
+/// The settings that suit this host: the paper's sizes and strides, and a buffer that is larger than the caches, if there is room.
 pub fn usual_settings(root: &Root) -> Settings {
-    let large = (cache(root) * TIMES_CACHE).clamp(*LARGE.start(), *LARGE.end());
-    Settings { sizes: vec![16 << 20, 32 << 20, large], strides: vec![64, 4], passes: 6, large }
+    let large =
+        (cache(root) * TIMES_CACHE).clamp(*LARGE.start(), *LARGE.end()).min(room(&nodes::nodes(root)));
+    let sizes = [16 << 20, 32 << 20].into_iter().chain(Some(large).filter(|large| *large > 32 << 20));
+    Settings { sizes: sizes.collect(), strides: vec![64, 4], passes: 6, large }
+}
+
+/// How large a buffer may be on each node with memory, bytes.
+fn room(nodes: &[Node]) -> u64 {
+    let of_nodes = nodes.iter().filter(|node| node.memory > 0).map(|node| node.available / PART);
+    of_nodes.min().unwrap_or(0).max(LEAST)
 }
 
 /// The size of the largest cache of CPU 0, bytes; 0 if it is not known.
@@ -86,12 +96,13 @@ pub fn bench(
     let has_cpu = |node: &&Node| node.cpus.iter().any(|cpu| allowed.contains(cpu));
     let from: Vec<&Node> = nodes.iter().filter(has_cpu).collect();
     let to: Vec<&Node> = nodes.iter().filter(|node| node.memory > 0).collect();
-    let largest = settings.sizes.iter().copied().chain([settings.large]).max().unwrap_or(0);
+    let largest = settings.sizes.iter().copied().max().unwrap_or(0);
+    let large = settings.large.min(room(&nodes));
     if let Some(small) = to.iter().find(|node| node.available / PART < largest) {
         let (node, free, wanted) = (small.id, small.available >> 20, largest >> 20);
         return Err(BenchError::TooSmall { node, free, wanted });
     }
-    let mut found = NumaBench { cache: cache(root), large: settings.large, ..NumaBench::default() };
+    let mut found = NumaBench { cache: cache(root), large, ..NumaBench::default() };
     let pairs: Vec<(&Node, &Node)> = from.iter().flat_map(|f| to.iter().map(move |t| (*f, *t))).collect();
     for (done, (from, to)) in pairs.iter().enumerate() {
         progress(&format!("CPUs of node {}, memory of node {}", from.id, to.id), done, pairs.len());
@@ -115,7 +126,7 @@ fn on_pair(
     let cpu: CpuSet = from.cpus.iter().filter(|cpu| allowed.contains(*cpu)).last().into_iter().collect();
     sys::set_affinity(thread(), &cpu).map_err(failed("run on a CPU of each node"))?;
     let node = bind.then_some(to.id);
-    let large = memory(settings.large, node)?;
+    let large = memory(found.large, node)?;
     let (latency, bandwidth) = (latency(&large), bandwidth(&large));
     found.pairs.push(Pair { from: from.id, to: to.id, latency, bandwidth });
     drop(large);
@@ -312,6 +323,34 @@ mod tests {
         let settings = Settings { sizes: vec![1 << 60], strides: vec![64], passes: 2, large: SIZE };
         let error = bench(&Root::default(), &settings, &mut |_, _, _| ()).unwrap_err().to_string();
         assert!(error.starts_with("node 0 has ") && error.contains("too little for a buffer of"), "{error}");
+    }
+
+    #[test]
+    fn buffers_fit_a_small_host() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |path: &str, text: &str| {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        file("sys/devices/system/cpu/cpu0/cache/index3/size", "32768K\n");
+        file("sys/devices/system/node/online", "0-1\n");
+        let settings = |free: &str| {
+            file(
+                "sys/devices/system/node/node0/meminfo",
+                "Node 0 MemTotal: 900 kB\nNode 0 MemFree: 8000000 kB\n",
+            );
+            file(
+                "sys/devices/system/node/node1/meminfo",
+                &format!("Node 1 MemTotal: 900 kB\nNode 1 MemFree: {free} kB\n"),
+            );
+            let Settings { sizes, large, .. } = usual_settings(&Root::new(dir.path()));
+            (sizes.into_iter().map(|size| size >> 20).collect::<Vec<_>>(), large >> 20)
+        };
+        assert_eq!(settings("8000000"), (vec![16, 32, 128], 128));
+        assert_eq!(settings("409600"), (vec![16, 32, 100], 100));
+        assert_eq!(settings("102400"), (vec![16, 32], 25));
+        assert_eq!(settings("0"), (vec![16, 32], 1));
     }
 
     #[test]
