@@ -90,6 +90,34 @@ struct OfGroup {
     /// Its directory, with `/` at its end.
     dir: String,
     stat: Option<Kept>,
+    throttling: Throttling,
+}
+
+/// What a group's quota took.
+#[derive(Default)]
+struct Throttling {
+    /// The length of a period, ns.
+    period: u64,
+    /// `throttled_usec`, and `nr_throttled` when that was first seen.
+    counted: Option<(u64, u64)>,
+}
+
+impl Throttling {
+    /// What it took until now, ns, by a `cpu.stat`; `before`: until the look before.
+    ///
+    /// The kernel adds to `throttled_usec` only when what is throttled may run again (`unthrottle_cfs_rq()`, kernel/sched/fair.c). If it has
+    /// run far more than its quota, as on a CPU without ticks, that takes many periods. Meanwhile `nr_throttled` counts each of them
+    /// (`do_sched_cfs_period_timer()`).
+    fn taken(&mut self, stat: &str, before: u64) -> u64 {
+        let (usec, periods) = (value(stat, "throttled_usec"), value(stat, "nr_throttled"));
+        let begun = match self.counted {
+            Some((counted, begun)) if counted == usec => begun,
+            _ => periods,
+        };
+        self.counted = Some((usec, begun));
+        let lasts = periods.saturating_sub(begun).saturating_mul(self.period);
+        before.max(usec.saturating_mul(1000).saturating_add(lasts))
+    }
 }
 
 #[derive(Default)]
@@ -215,12 +243,12 @@ fn usage(of: &mut OfVm, vm: &Vm, all: bool, files: &mut Files<'_>) -> VmUsage {
         waited |= before.is_some_and(|(_, ns)| thread.waited.saturating_sub(ns) >= WAITED);
         threads.insert(tid, thread);
     }
-    for OfGroup { usage: group, dir, stat } in &mut of.groups {
+    for OfGroup { usage: group, dir, stat, throttling } in &mut of.groups {
         // A group without a quota may have got one.
         if (all || waited || group.quota.is_some())
             && let Some(text) = files.text(stat, || format!("{dir}cpu.stat"))
         {
-            group.throttled = value(text, "throttled_usec").saturating_mul(1000);
+            group.throttled = throttling.taken(text, group.throttled);
         }
         group.frozen = (all || !ran_in.iter().any(|other| group.contains(other)))
             && files
@@ -329,10 +357,16 @@ impl Root {
             let place = before.iter().position(|group| group.usage.path == path);
             let mut group = match place {
                 Some(place) => before.swap_remove(place),
-                None => OfGroup { dir: hierarchy.path(&path, ""), usage: GroupUsage::default(), stat: None },
+                None => OfGroup {
+                    dir: hierarchy.path(&path, ""),
+                    usage: GroupUsage::default(),
+                    stat: None,
+                    throttling: Throttling::default(),
+                },
             };
-            let max = self.text(&format!("{}cpu.max", group.dir));
-            (group.usage.path, group.usage.quota) = (path, max.as_deref().and_then(quota));
+            let max = self.text(&format!("{}cpu.max", group.dir)).unwrap_or_default();
+            (group.usage.path, group.usage.quota) = (path, quota(&max));
+            group.throttling.period = period(&max).unwrap_or(0).saturating_mul(1000);
             of.groups.push(group);
         }
         let mut before = std::mem::take(&mut of.taps);
@@ -469,9 +503,14 @@ fn schedstat(text: &str) -> Option<(u64, u64, u64)> {
 
 /// The CPU quota in a `cpu.max`, percent of a CPU; `None` if there is none.
 fn quota(text: &str) -> Option<u64> {
-    let (quota, period) = text.trim().split_once(' ')?;
-    let period: u64 = period.parse().ok().filter(|period| *period > 0)?;
-    Some(quota.parse::<u64>().ok()?.saturating_mul(100) / period)
+    let (quota, _) = text.trim().split_once(' ')?;
+    Some(quota.parse::<u64>().ok()?.saturating_mul(100) / period(text)?)
+}
+
+/// The period in a `cpu.max`, µs.
+fn period(text: &str) -> Option<u64> {
+    let (_, period) = text.trim().split_once(' ')?;
+    period.parse().ok().filter(|period| *period > 0)
 }
 
 /// The CPUs in a `/proc/stat` (proc_stat(5)).
@@ -678,6 +717,27 @@ mod tests {
             std::thread::yield_now();
         }
         assert_eq!(threads(), 0);
+    }
+
+    #[test]
+    fn throttling_is_seen_while_it_lasts() {
+        let mut throttling = Throttling { period: 100, counted: None };
+        let mut before = 0;
+        let mut taken = |usec: u64, periods: u64| {
+            let stat = format!("nr_periods 90\nnr_throttled {periods}\nthrottled_usec {usec}\n");
+            let now = throttling.taken(&stat, before);
+            now - std::mem::replace(&mut before, now)
+        };
+        // What was before the first look does not count as lasting.
+        assert_eq!(taken(7, 3), 7000);
+        assert_eq!((taken(7, 3), taken(7, 5), taken(7, 6)), (0, 200, 100));
+        // It is over: the kernel has counted it, a little more than the periods.
+        assert_eq!(taken(8, 7), 700);
+        // Short ones, each over in its period, are the kernel's count alone.
+        assert_eq!((taken(9, 8), taken(11, 9)), (1000, 2000));
+        // A file without these lines is no growth, and neither is a counter that goes back.
+        assert_eq!((taken(11, 0), taken(0, 0)), (0, 0));
+        assert_eq!(Throttling::default().taken("usage_usec 5\n", 3), 3);
     }
 
     #[test]

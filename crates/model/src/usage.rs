@@ -123,7 +123,7 @@ pub enum RunState {
 pub struct GroupUsage {
     /// Its path, such as `/machine.slice`.
     pub path: String,
-    /// Time that its CPU quota kept threads from running, summed over CPUs.
+    /// Time that its CPU quota kept threads from running, summed over CPUs. While that lasts, by whole periods of one CPU.
     pub throttled: u64,
     /// Whether it is frozen, or one above it is. Within an observation only if no vCPU thread in it has begun to run since the last look.
     pub frozen: bool,
