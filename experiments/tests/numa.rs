@@ -239,8 +239,8 @@ fn traced(text: &str, thread: u32) -> BTreeMap<u32, u64> {
 }
 
 /// The guest is busy for a while, and its vCPU is moved there and back, longer here than there. Nearly all that it runs lies within
-/// the observation and the trace, whatever time these begin and end. What teiji itself says may count for the wrong node is 3 % on an idle
-/// machine, and mostly cancels out; if it was kept from looking by others, nothing better than that can be asked of it.
+/// the observation and the trace, whatever time these begin and end. What teiji itself says may count for the wrong node is 3 to 5 % on an
+/// idle machine, and mostly cancels out; if others kept it from looking, it is more, and no better than that can be asked of it.
 fn threads_ran_where_the_kernels_trace_has_them() {
     let (ours, uncertain, kernel) = moved_there_and_back();
     let total = |ran: &BTreeMap<u32, u64>| ran.values().sum::<u64>() as f64;
@@ -252,7 +252,7 @@ fn threads_ran_where_the_kernels_trace_has_them() {
         share(&kernel)
     );
     assert!(total(&kernel) > 1e9 && (0.2..0.95).contains(&share(&kernel)), "it was not moved");
-    let limit = if uncertain <= 0.06 { 0.02 } else { uncertain };
+    let limit = uncertain.max(0.02);
     assert!((share(&ours) - share(&kernel)).abs() <= limit, "{ours:?} {kernel:?}");
 }
 
