@@ -123,6 +123,12 @@ impl<'a> Hierarchy<'a> {
     }
 }
 
+/// The number after a key in a flat keyed file, such as `cpu.stat`; 0 if there is none.
+pub(crate) fn value(text: &str, key: &str) -> u64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
+    line.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
+}
+
 /// The group of the cgroup v2 hierarchy in the text of a `/proc/<pid>/cgroup`.
 pub(crate) fn group_in(text: &str) -> Option<String> {
     text.lines().find_map(|l| l.strip_prefix("0::")).map(str::to_owned)

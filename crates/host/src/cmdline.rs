@@ -76,38 +76,38 @@ impl CommandLine {
 
     /// Memory, bytes: `-m`, else the sum of the memory back ends, else QEMU's default.
     pub(crate) fn memory(&self) -> Option<u64> {
-        if let Some(m) = self.values("m").last() {
-            return size(&Options::parse(m, "size").take("size")?, 1 << 20);
+        let backends = self.memory_backends();
+        if self.values("m").next().is_none() && !backends.is_empty() {
+            return Some(backends.into_iter().fold(0, u64::saturating_add));
         }
-        let mut backends = None;
-        for value in self.values("object") {
-            let options = Options::parse(value, "qom-type");
-            if options.get("qom-type").is_some_and(|t| t.starts_with("memory-backend")) {
-                let bytes = options.get("size").and_then(|s| size(s, 1)).unwrap_or(0);
-                backends = Some(backends.unwrap_or(0u64).saturating_add(bytes));
-            }
-        }
-        backends.or(self.is_qemu().then_some(128 << 20))
+        self.main_memory()
     }
 
     /// The sizes of the guest's memory in parts, each of which is one mapping of the VMM, bytes: those of the memory back ends, and what
     /// `-m` says unless a back end is that. Empty if the command line does not say.
     pub(crate) fn memory_parts(&self) -> Vec<u64> {
-        let backends = self.values("object").map(|value| Options::parse(value, "qom-type"));
-        let backends = backends
-            .filter(|options| options.get("qom-type").is_some_and(|t| t.starts_with("memory-backend")));
-        let mut parts: Vec<u64> = backends.filter_map(|options| size(options.get("size")?, 1)).collect();
-        let of_machine = |value: &str| Options::parse(value, "type").get("memory-backend").is_some();
-        let of_node = |value: &str| Options::parse(value, "type").get("memdev").is_some();
-        let is_backend = self.values("machine").any(of_machine)
-            || self.values("M").any(of_machine)
-            || self.values("numa").any(of_node);
-        if !is_backend {
-            let main =
-                self.values("m").last().and_then(|m| size(&Options::parse(m, "size").take("size")?, 1 << 20));
-            parts.extend(main.or(self.is_qemu().then_some(128 << 20)));
+        let has =
+            |option, key| self.values(option).any(|value| Options::parse(value, "type").get(key).is_some());
+        let is_backend =
+            has("machine", "memory-backend") || has("M", "memory-backend") || has("numa", "memdev");
+        let main = self.main_memory().filter(|_| !is_backend);
+        self.memory_backends().into_iter().chain(main).collect()
+    }
+
+    /// What `-m` says, else QEMU's default, bytes.
+    fn main_memory(&self) -> Option<u64> {
+        match self.values("m").last() {
+            Some(m) => size(&Options::parse(m, "size").take("size")?, 1 << 20),
+            None => self.is_qemu().then_some(128 << 20),
         }
-        parts
+    }
+
+    /// The sizes of the memory back ends, bytes; 0 if it is not said.
+    fn memory_backends(&self) -> Vec<u64> {
+        let all = self.values("object").map(|value| Options::parse(value, "qom-type"));
+        let memory =
+            all.filter(|options| options.get("qom-type").is_some_and(|t| t.starts_with("memory-backend")));
+        memory.map(|options| options.get("size").and_then(|s| size(s, 1)).unwrap_or(0)).collect()
     }
 
     /// The addresses of the PCI devices that were given to the VM.

@@ -14,6 +14,7 @@
 //! | `hfsc` | channels with deadlines as qdiscs, classes and filters of the kernel's own |
 //! | `identity` | the user of a VM's process, and where its name comes from |
 //! | `interrupts` | which interrupts are a NIC's, and where they come |
+//! | `kept_files` | files that stay open between looks |
 //! | [`kernel`] | information of the kernel about itself and single threads |
 //! | `net` | taps, bridges, queues |
 //! | `nic_counters` | what NICs count of the packets that they lose |
@@ -28,6 +29,7 @@
 //! | `sys` | system calls; the only module with `unsafe` |
 //! | `task` | threads that are not mistaken for later ones of the same id |
 //! | `thread` | vCPU threads and vhost workers |
+//! | `throttling` | what CPU quotas of control groups take |
 //! | [`tsc`] | the TSC and `CLOCK_MONOTONIC` at one instant |
 //! | `usage` | the kernel's counters of VMs, for a diagnosis |
 //! | `vm` | which processes are VMs |
@@ -40,6 +42,7 @@ pub mod guest;
 mod hfsc;
 mod identity;
 mod interrupts;
+mod kept_files;
 pub mod kernel;
 mod net;
 mod nic_counters;
@@ -55,6 +58,7 @@ mod rtnl;
 mod sys;
 mod task;
 mod thread;
+mod throttling;
 pub mod tsc;
 mod usage;
 mod vm;

@@ -17,11 +17,12 @@
 //!
 //! So what stops a VM is noticed one look later than it could be.
 
-use crate::cgroup::{Hierarchy, group_in, parent};
+use crate::cgroup::{Hierarchy, group_in, parent, value};
+use crate::kept_files::{self, KeptFiles};
 use crate::root::{Kept, Root, USUAL};
 use crate::rtnl::Rtnl;
-use crate::sys;
 use crate::task::Stat;
+use crate::throttling::{self, Throttling};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{SysconfVar, sysconf};
 use std::cell::LazyCell;
@@ -38,9 +39,6 @@ const KVM_RUN: &str = "0xae80";
 const MAX_THREADS: usize = 1 << 16;
 /// Qdiscs that delay packets whatever the load.
 const DELAYING: [&str; 1] = ["netem"];
-/// Open files that are left for everything else; and how many stay open if the limit is not known.
-pub(crate) const OTHER_FILES: u64 = 512;
-pub(crate) const FILES: u64 = 1024;
 /// How long it is believed which groups, quotas and taps there are, ns.
 const BELIEVED: u64 = 15 * BILLION;
 /// Groups of a VM that are looked at: one for each vCPU, and those above.
@@ -93,33 +91,6 @@ struct OfGroup {
     throttling: Throttling,
 }
 
-/// What a group's quota took.
-#[derive(Default)]
-struct Throttling {
-    /// The length of a period, ns.
-    period: u64,
-    /// `throttled_usec`, and `nr_throttled` when that was first seen.
-    counted: Option<(u64, u64)>,
-}
-
-impl Throttling {
-    /// What it took until now, ns, by a `cpu.stat`; `before`: until the look before.
-    ///
-    /// The kernel adds to `throttled_usec` only when what is throttled may run again (`unthrottle_cfs_rq()`, kernel/sched/fair.c). If it has
-    /// run far more than its quota, as on a CPU without ticks, that takes many periods. Meanwhile `nr_throttled` counts each of them
-    /// (`do_sched_cfs_period_timer()`).
-    fn taken(&mut self, stat: &str, before: u64) -> u64 {
-        let (usec, periods) = (value(stat, "throttled_usec"), value(stat, "nr_throttled"));
-        let begun = match self.counted {
-            Some((counted, begun)) if counted == usec => begun,
-            _ => periods,
-        };
-        self.counted = Some((usec, begun));
-        let lasts = periods.saturating_sub(begun).saturating_mul(self.period);
-        before.max(usec.saturating_mul(1000).saturating_add(lasts))
-    }
-}
-
 #[derive(Default)]
 struct OfThread {
     schedstat: Option<Kept>,
@@ -140,45 +111,13 @@ impl OfVm {
     }
 }
 
-/// Reads a file that stays open in `slot`, if it may.
-struct Files<'a> {
-    root: &'a Root,
-    /// How many more may stay open.
-    left: usize,
-    buffer: &'a mut [u8; USUAL],
-}
-
-impl Files<'_> {
-    /// The content of `path`, which is always that of the same file; `None` if it cannot be read.
-    fn bytes(&mut self, slot: &mut Option<Kept>, path: impl FnOnce() -> String) -> Option<&[u8]> {
-        if let Some(kept) = slot.take() {
-            let found = kept.bytes(self.buffer);
-            *slot = found.is_some().then_some(kept);
-            return found;
-        }
-        let kept = self.root.keep(&path())?;
-        let found = kept.bytes(self.buffer)?;
-        if self.left > 0 {
-            self.left -= 1;
-            *slot = Some(kept);
-        }
-        Some(found)
-    }
-
-    /// As text.
-    fn text(&mut self, slot: &mut Option<Kept>, path: impl FnOnce() -> String) -> Option<&str> {
-        str::from_utf8(self.bytes(slot, path)?).ok()
-    }
-}
-
 impl UsageReader {
     /// Lets this process have as many open files as it may.
     pub fn new(root: &Root) -> Self {
-        let files = sys::allow_open_files().map_or(FILES, |all| all.saturating_sub(OTHER_FILES));
         UsageReader {
             root: root.clone(),
             vms: BTreeMap::new(),
-            files: usize::try_from(files).unwrap_or(usize::MAX),
+            files: kept_files::most(),
             buffer: Box::new([0; USUAL]),
         }
     }
@@ -192,7 +131,7 @@ impl UsageReader {
         self.vms.retain(|pid, _| vms.iter().any(|vm| vm.pid == *pid));
         let open: usize = self.vms.values().map(OfVm::open_files).sum();
         let mut files =
-            Files { root: &root, left: self.files.saturating_sub(open), buffer: &mut self.buffer };
+            KeptFiles { root: &root, left: self.files.saturating_sub(open), buffer: &mut self.buffer };
         let at = now();
         let mut found = BTreeMap::new();
         let hierarchy = LazyCell::new(|| Hierarchy::find(&root).ok());
@@ -222,7 +161,7 @@ impl UsageReader {
 }
 
 /// What a VM has used. `all`: also what can hardly have changed since the look before.
-fn usage(of: &mut OfVm, vm: &Vm, all: bool, files: &mut Files<'_>) -> VmUsage {
+fn usage(of: &mut OfVm, vm: &Vm, all: bool, files: &mut KeptFiles<'_>) -> VmUsage {
     let vcpus = vm.vcpus.iter().map(|vcpu| (vcpu.tid, Role::Vcpu(vcpu.index), false));
     let workers = vm.workers.iter().map(|worker| (worker.tid, Role::Worker, worker.kernel_thread));
     let (at, mut threads) = (now(), BTreeMap::new());
@@ -293,7 +232,7 @@ fn thread(
     tid: u32,
     role: Role,
     all: bool,
-    files: &mut Files<'_>,
+    files: &mut KeptFiles<'_>,
 ) -> Option<ThreadUsage> {
     let path = |file: &str| format!("proc/{pid}/task/{tid}/{file}");
     // First: where the kernel accounts for time without ticks (nohz_full), it brings the counters up to date for this file.
@@ -365,8 +304,8 @@ impl Root {
                 },
             };
             let max = self.text(&format!("{}cpu.max", group.dir)).unwrap_or_default();
-            (group.usage.path, group.usage.quota) = (path, quota(&max));
-            group.throttling.period = period(&max).unwrap_or(0).saturating_mul(1000);
+            (group.usage.path, group.usage.quota) = (path, throttling::quota(&max));
+            group.throttling.follow(&max);
             of.groups.push(group);
         }
         let mut before = std::mem::take(&mut of.taps);
@@ -480,12 +419,6 @@ impl StatOfThread {
     }
 }
 
-/// The number after a key, on a line of its own; 0 if there is none.
-fn value(text: &str, key: &str) -> u64 {
-    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
-    line.and_then(|number| number.trim().parse().ok()).unwrap_or(0)
-}
-
 /// Whether a vCPU thread sleeps in another system call than `KVM_RUN`: its `syscall` (proc_pid_syscall(5)) has the number of the system
 /// call, then its arguments.
 fn in_vmm(syscall: &str) -> bool {
@@ -499,18 +432,6 @@ fn in_vmm(syscall: &str) -> bool {
 fn schedstat(text: &str) -> Option<(u64, u64, u64)> {
     let mut numbers = text.split_whitespace().map(|word| word.parse::<u64>().ok());
     Some((numbers.next()??, numbers.next()??, numbers.next()??))
-}
-
-/// The CPU quota in a `cpu.max`, percent of a CPU; `None` if there is none.
-fn quota(text: &str) -> Option<u64> {
-    let (quota, _) = text.trim().split_once(' ')?;
-    Some(quota.parse::<u64>().ok()?.saturating_mul(100) / period(text)?)
-}
-
-/// The period in a `cpu.max`, µs.
-fn period(text: &str) -> Option<u64> {
-    let (_, period) = text.trim().split_once(' ')?;
-    period.parse().ok().filter(|period| *period > 0)
 }
 
 /// The CPUs in a `/proc/stat` (proc_stat(5)).
@@ -717,33 +638,6 @@ mod tests {
             std::thread::yield_now();
         }
         assert_eq!(threads(), 0);
-    }
-
-    #[test]
-    fn throttling_is_seen_while_it_lasts() {
-        let mut throttling = Throttling { period: 100, counted: None };
-        let mut before = 0;
-        let mut taken = |usec: u64, periods: u64| {
-            let stat = format!("nr_periods 90\nnr_throttled {periods}\nthrottled_usec {usec}\n");
-            let now = throttling.taken(&stat, before);
-            now - std::mem::replace(&mut before, now)
-        };
-        // What was before the first look does not count as lasting.
-        assert_eq!(taken(7, 3), 7000);
-        assert_eq!((taken(7, 3), taken(7, 5), taken(7, 6)), (0, 200, 100));
-        // It is over: the kernel has counted it, a little more than the periods.
-        assert_eq!(taken(8, 7), 700);
-        // Short ones, each over in its period, are the kernel's count alone.
-        assert_eq!((taken(9, 8), taken(11, 9)), (1000, 2000));
-        // A file without these lines is no growth, and neither is a counter that goes back.
-        assert_eq!((taken(11, 0), taken(0, 0)), (0, 0));
-        assert_eq!(Throttling::default().taken("usage_usec 5\n", 3), 3);
-    }
-
-    #[test]
-    fn quotas_are_percentages_of_a_cpu() {
-        assert_eq!(quota("50000 100000\n"), Some(50));
-        assert_eq!((quota("max 100000\n"), quota(""), quota("5 0")), (None, None, None));
     }
 
     #[test]

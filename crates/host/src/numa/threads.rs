@@ -3,10 +3,9 @@
 //! one. So only a thread that moves in between is counted wrongly: what it ran before the move counts for the new node. Over many moves
 //! in both directions these errors mostly cancel.
 
+use crate::kept_files::{self, KeptFiles};
 use crate::root::{Kept, Root, USUAL};
-use crate::sys;
 use crate::task::Stat;
-use crate::usage::{FILES, OTHER_FILES};
 use std::collections::BTreeMap;
 use teiji_model::host::Vm;
 use teiji_model::numa::{NumaHost, ThreadNodes, add};
@@ -15,14 +14,9 @@ use teiji_model::numa::{NumaHost, ThreadNodes, add};
 pub(super) struct Threads {
     /// By process id.
     vms: BTreeMap<u32, Vec<Watched>>,
-    files: Files,
-}
-
-/// Files that stay open, as far as there may be so many.
-struct Files {
     root: Root,
-    /// How many more may stay open.
-    left: u64,
+    /// How many more files may stay open.
+    left: usize,
     buffer: Box<[u8; USUAL]>,
 }
 
@@ -39,32 +33,26 @@ struct Watched {
 impl Threads {
     /// The threads of these VMs, and how long they have run until now.
     pub(super) fn begin(root: &Root, vms: &[Vm]) -> Self {
-        let left = sys::allow_open_files().map_or(FILES, |all| all.saturating_sub(OTHER_FILES));
-        let mut files = Files { root: root.clone(), left, buffer: Box::new([0; USUAL]) };
-        let mut all: BTreeMap<u32, Vec<Watched>> = vms.iter().map(|vm| (vm.pid, watched(vm))).collect();
-        for thread in all.values_mut().flatten() {
-            thread.ran = thread.has_run(&mut files);
-        }
-        Threads { vms: all, files }
+        let mut threads = Threads {
+            vms: vms.iter().map(|vm| (vm.pid, watched(vm))).collect(),
+            root: root.clone(),
+            left: kept_files::most(),
+            buffer: Box::new([0; USUAL]),
+        };
+        threads.each(|thread, files| thread.ran = thread.has_run(files));
+        threads
+    }
+
+    /// Does something with each thread and its files.
+    fn each(&mut self, mut with: impl FnMut(&mut Watched, &mut KeptFiles<'_>)) {
+        let mut files = KeptFiles { root: &self.root, left: self.left, buffer: &mut self.buffer };
+        self.vms.values_mut().flatten().for_each(|thread| with(thread, &mut files));
+        self.left = files.left;
     }
 
     /// Looks at all threads.
     pub(super) fn look(&mut self, host: &NumaHost) {
-        for thread in self.vms.values_mut().flatten() {
-            let Some(ran) = thread.has_run(&mut self.files) else { continue };
-            let before = thread.ran.replace(ran);
-            let new = before.map_or(0, |before| ran.saturating_sub(before));
-            if new == 0 && thread.place.last.is_some() {
-                // So it has not moved.
-                continue;
-            }
-            let Some(node) = thread.cpu(&mut self.files).and_then(|cpu| host.node_of(cpu)) else { continue };
-            let moved = thread.place.last.replace(node).is_some_and(|last| last != node);
-            if new > 0 {
-                add(&mut thread.place.ran, node, new);
-                thread.place.uncertain += if moved { new } else { 0 };
-            }
-        }
+        self.each(|thread, files| thread.look(host, files));
     }
 
     /// The vCPUs of a VM, by index, and its vhost workers.
@@ -95,29 +83,32 @@ fn watched(vm: &Vm) -> Vec<Watched> {
 }
 
 impl Watched {
+    fn look(&mut self, host: &NumaHost, files: &mut KeptFiles<'_>) {
+        let Some(ran) = self.has_run(files) else { return };
+        let before = self.ran.replace(ran);
+        let new = before.map_or(0, |before| ran.saturating_sub(before));
+        if new == 0 && self.place.last.is_some() {
+            // So it has not moved.
+            return;
+        }
+        let Some(node) = self.cpu(files).and_then(|cpu| host.node_of(cpu)) else { return };
+        let moved = self.place.last.replace(node).is_some_and(|last| last != node);
+        if new > 0 {
+            add(&mut self.place.ran, node, new);
+            self.place.uncertain += if moved { new } else { 0 };
+        }
+    }
+
     /// How long it has run, ns; `None` if it has ended.
-    fn has_run(&mut self, files: &mut Files) -> Option<u64> {
-        files.text(&mut self.schedstat, &self.dir, "schedstat")?.split_whitespace().next()?.parse().ok()
+    fn has_run(&mut self, files: &mut KeptFiles<'_>) -> Option<u64> {
+        let text = files.text(&mut self.schedstat, || format!("{}/schedstat", self.dir))?;
+        text.split_whitespace().next()?.parse().ok()
     }
 
     /// The CPU that it is on.
-    fn cpu(&mut self, files: &mut Files) -> Option<u32> {
-        Stat::new(files.text(&mut self.stat, &self.dir, "stat")?).last_cpu()
-    }
-}
-
-impl Files {
-    /// A file of a thread, which stays open in `slot` if it may. One that stays open is that of this thread, also if another one has its
-    /// id meanwhile.
-    fn text(&mut self, slot: &mut Option<Kept>, dir: &str, file: &str) -> Option<String> {
-        if slot.is_none() {
-            let kept = self.root.keep(&format!("{dir}/{file}"))?;
-            if self.left == 0 {
-                return Some(String::from_utf8_lossy(kept.bytes(&mut self.buffer)?).into_owned());
-            }
-            self.left -= 1;
-            *slot = Some(kept);
-        }
-        Some(String::from_utf8_lossy(slot.as_ref()?.bytes(&mut self.buffer)?).into_owned())
+    fn cpu(&mut self, files: &mut KeptFiles<'_>) -> Option<u32> {
+        let text = files.bytes(&mut self.stat, || format!("{}/stat", self.dir))?;
+        // The name of a thread may be no UTF-8.
+        Stat::new(String::from_utf8_lossy(text).into_owned()).last_cpu()
     }
 }
