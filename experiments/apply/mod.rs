@@ -23,7 +23,7 @@ pub struct Extent {
 pub const FULL: Extent = Extent { kills: 300, vanish: 20 };
 
 /// The short form that tests run.
-pub const SHORT: Extent = Extent { kills: 40, vanish: 8 };
+pub const SHORT: Extent = Extent { kills: 20, vanish: 8 };
 
 /// A seed for the moments of the kills, from the clock's nanoseconds; it is printed.
 pub fn seed() -> u64 {

@@ -39,9 +39,9 @@ const QEMU: &str = "/usr/bin/qemu-system-x86_64";
 /// QEMU's `-machine` of all machines of the lab: without devices that nothing uses, as a kernel takes long to probe for them.
 pub(crate) const MACHINE: &str = "q35,hpet=off,sata=off,i8042=off,smbus=off,smm=off";
 /// Kernel command line of all machines of the lab. `tsc=reliable`: the TSC is not compared with another clock.
-/// `cryptomgr.notests`: no self-tests of ciphers, which take an emulated CPU seconds.
+/// `cryptomgr.notests`: no self-tests of ciphers, which take an emulated CPU seconds. `init_on_alloc`: nor is memory set to zero twice.
 pub(crate) const KERNEL_CMDLINE: &str = "console=ttyS0 loglevel=4 tsc=reliable no_timer_check panic=-1 mitigations=off \
-                                         random.trust_cpu=on cryptomgr.notests=1";
+                                         random.trust_cpu=on cryptomgr.notests=1 init_on_alloc=0";
 
 /// How the machine's instructions are executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

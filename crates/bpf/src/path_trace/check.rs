@@ -15,7 +15,7 @@ mod threads;
 use super::{Setup, settings, types};
 use crate::hooks::KernelTypes;
 use crate::object::value_of;
-use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder, ProgramInput};
+use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder, OpenObject, ProgramInput};
 use proptest::prelude::*;
 use std::net::IpAddr;
 use teiji_model::flow::{End, Flow, Headers, Matching, Net, Port, Proto, Watch};
@@ -188,23 +188,33 @@ fn flow() -> impl Strategy<Value = Flow> {
     })
 }
 
+/// The program that takes frames, see [`ask`].
 fn load(flow: &Flow) -> Object {
     load_matching(flow, Matching::Echo).0
 }
 
-/// The programs, and the settings that they have.
+/// As [`load`], with this matching; and the settings that it has.
 fn load_matching(flow: &Flow, matching: Matching) -> (Object, types::settings) {
-    load_offered(flow, matching, true, &["vhost_add_used_n"])
+    load_reading(flow, matching, true)
 }
 
-/// As [`load_matching`], on a kernel in which these functions can be probed. `loads`: the programs load from the kernel's memory,
-/// if this kernel lets them.
-fn load_offered(
-    flow: &Flow,
-    matching: Matching,
-    loads: bool,
-    functions: &[&str],
-) -> (Object, types::settings) {
+/// As [`load_matching`]. `loads`: it loads from the kernel's memory, if this kernel lets it.
+fn load_reading(flow: &Flow, matching: Matching, loads: bool) -> (Object, types::settings) {
+    let (mut object, settings) = open(flow, matching, loads, PROBED);
+    // The verifier takes longer for the others.
+    object.progs_mut().filter(|p| p.name() != "check").for_each(|mut p| p.set_autoload(false));
+    (object.load().unwrap(), settings)
+}
+
+/// A function that newer kernels have.
+const PROBED: &[&str] = &["vhost_add_used_n"];
+
+/// All programs, in a kernel in which these functions can be probed.
+fn load_all(functions: &[&str]) -> Object {
+    open(&Flow::default(), Matching::Echo, true, functions).0.load().unwrap()
+}
+
+fn open(flow: &Flow, matching: Matching, loads: bool, functions: &[&str]) -> (OpenObject, types::settings) {
     let loads = loads && super::has_loads(&KernelTypes::load().unwrap());
     let mut given = types::settings::default();
     let watch = Watch { flow: flow.clone(), matching, ..Watch::default() };
@@ -222,7 +232,7 @@ fn load_offered(
             _ => {}
         }
     }
-    (object.load().unwrap(), given)
+    (object, given)
 }
 
 /// A program of another name would be counted, and so cost the requests of all traced VMs.
@@ -244,7 +254,7 @@ fn clock(object: &Object, program: &str, tid: u32, vcpu: u32) -> Option<u32> {
 
 #[test]
 fn each_thread_finds_its_own_clock() {
-    let object = load(&Flow::default());
+    let object = load_all(PROBED);
     // Places are taken modulo 65,536.
     let tids = [7, 65536 + 7, 8, 2 * 65536 + 7];
     let vcpu = |(index, tid): (u16, &u32)| Vcpu {
@@ -282,7 +292,7 @@ fn each_thread_finds_its_own_clock() {
 /// The id of a thread that has ended may be that of another one: it has a clock of its own.
 #[test]
 fn an_id_that_is_used_again_finds_another_clock() {
-    let object = load(&Flow::default());
+    let object = load_all(PROBED);
     let (tid, alike) = (7, 65536 + 7);
     let end = |tid| clock(&object, "end", tid, 0);
     let find = |tid| clock(&object, "find", tid, 0);
@@ -303,7 +313,7 @@ fn an_id_that_is_used_again_finds_another_clock() {
 /// A trace may outlive any number of threads.
 #[test]
 fn the_clocks_of_threads_that_have_ended_are_used_again() {
-    let object = load(&Flow::default());
+    let object = load_all(PROBED);
     let most = super::map(&object, "thread_clocks").unwrap().max_entries();
     for n in 0..3 * most {
         assert_eq!(clock(&object, "meet", 1000 + n, n), Some(n), "{n}");
@@ -317,7 +327,7 @@ fn the_clocks_of_threads_that_have_ended_are_used_again() {
 /// There are clocks for a fixed number of threads; a further thread gets none, not that of another.
 #[test]
 fn threads_beyond_the_last_clock_have_none() {
-    let object = load(&Flow::default());
+    let object = load_all(PROBED);
     let most = super::map(&object, "thread_clocks").unwrap().max_entries();
     for n in 0..most {
         assert_eq!(clock(&object, "meet", 1000 + n, n), Some(n));

@@ -2,7 +2,7 @@
 //! a packet's way.
 
 use super::types::role;
-use super::{DATAGRAM, Frame, Identity, ask, frame, load, load_offered, types};
+use super::{DATAGRAM, Frame, Identity, ask, frame, load, load_reading, types};
 use proptest::prelude::*;
 use std::net::IpAddr;
 use teiji_model::flow::{Flow, Matching};
@@ -136,7 +136,7 @@ proptest! {
 
     #[test]
     fn the_kernel_hashes_as_the_reference_does(frames in prop::collection::vec(frame(), 50), loads: bool) {
-        let (object, settings) = load_offered(&Flow::default(), Matching::Echo, loads, &[]);
+        let (object, settings) = load_reading(&Flow::default(), Matching::Echo, loads);
         let types::settings { secret, .. } = settings;
         for frame in &frames {
             let message = ask(&object, &frame.bytes(), frame.to_guest);

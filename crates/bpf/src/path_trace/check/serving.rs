@@ -1,10 +1,9 @@
 //! What is learnt, in the kernel, of the queues of a tap that the VMM serves itself.
 
 use super::threads::{Happening, Host, TOLD, TOLD_WORKER, US, records, telling};
-use super::{clock, load, types};
+use super::{PROBED, clock, load_all, types};
 use libbpf_rs::{Object, ProgramInput};
 use teiji_model::event::{Delivery, EventKind};
-use teiji_model::flow::Flow;
 
 fn words(words: [u64; 3]) -> Vec<u8> {
     words.map(u64::to_ne_bytes).as_flattened().to_vec()
@@ -32,7 +31,7 @@ fn ring(object: &Object, doorbell: u64, at: u64, since: u64) -> u32 {
 
 #[test]
 fn what_is_seen_twice_in_a_row_is_the_queues() {
-    let object = load(&Flow::default());
+    let object = load_all(PROBED);
     let known = |seen: &[u64]| seen.iter().map(|s| learns(&object, *s)).collect::<Vec<_>>();
     assert_eq!(known(&[7, 7, 7]), [false, true, true]);
     // One that comes in between, again and again, is another queue's or device's.
@@ -45,7 +44,7 @@ fn what_is_seen_twice_in_a_row_is_the_queues() {
 
 #[test]
 fn an_interrupt_that_comes_without_packets_more_often_is_another_devices() {
-    let object = load(&Flow::default());
+    let object = load_all(PROBED);
     let [alone, after_packets] =
         [1, 0].map(|alone| move |object: &Object, id| answers(object, "others", [id, alone, 0]));
     const DISK: u64 = 7;
@@ -74,7 +73,7 @@ fn an_interrupt_that_comes_without_packets_more_often_is_another_devices() {
 
 #[test]
 fn a_frame_is_put_down_to_a_doorbell_if_it_was_the_only_one() {
-    let object = load(&Flow::default());
+    let object = load_all(PROBED);
     let asked = |since| ring(&object, 0, 0, since);
     assert_eq!(asked(0), 0);
     assert_eq!(ring(&object, 7, 100, 50), 7);

@@ -1,14 +1,13 @@
 //! Who is named for the waits of threads, and what is told of vCPUs, in the kernel, on schedules made for it. The kernel half draws
 //! its random numbers from a fixed start, so each run gives the same.
 
-use super::{clock, load, load_offered, types};
+use super::{PROBED, clock, load_all, types};
 use crate::object::bytes_of;
 use libbpf_rs::{MapCore, MapFlags, Object, ProgramInput, RingBufferBuilder};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use teiji_model::event::{EventKind, Start, Waker};
-use teiji_model::flow::{Flow, Matching};
 use teiji_model::stage::ThreadState;
 
 const IDLE: u32 = 0;
@@ -69,7 +68,7 @@ pub(super) struct Host {
 
 impl Host {
     fn new() -> Host {
-        Host::of(load(&Flow::default()))
+        Host::of(load_all(PROBED))
     }
 
     fn of(object: Object) -> Host {
@@ -168,7 +167,7 @@ pub(super) fn telling() -> Host {
 
 /// The host of [`telling`] on a kernel in which the write to a guest's ring cannot be probed.
 pub(super) fn telling_without_writes() -> Host {
-    telling_on(Host::of(load_offered(&Flow::default(), Matching::Echo, true, &[]).0))
+    telling_on(Host::of(load_all(&[])))
 }
 
 fn telling_on(host: Host) -> Host {
