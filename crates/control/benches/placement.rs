@@ -4,7 +4,7 @@
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::collections::BTreeMap;
 use std::hint::black_box;
-use teiji_control::placement::advise;
+use teiji_control::placement::place;
 use teiji_model::placement::{Demand, NodeCapacity, VmDemand};
 
 const GIB: u64 = 1 << 30;
@@ -65,7 +65,7 @@ fn host(nodes: u32, vms: usize) -> Demand {
 
 fn bench(c: &mut Criterion) {
     let demand = host(16, 1000);
-    let advice = advise(&demand);
+    let advice = place(&demand);
     println!(
         "{:.1} CPUs lost before, {:.1} after {} moves",
         advice.lost_before,
@@ -74,7 +74,7 @@ fn bench(c: &mut Criterion) {
     );
     let mut group = c.benchmark_group("placement");
     group.sample_size(10);
-    group.bench_function("1000 VMs on 16 nodes", |b| b.iter(|| advise(black_box(&demand))));
+    group.bench_function("1000 VMs on 16 nodes", |b| b.iter(|| place(black_box(&demand))));
     group.finish();
 }
 

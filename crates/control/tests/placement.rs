@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
-use teiji_control::placement::{EACH_MOVE, MIGRATION_RATE, PAYS_WITHIN, advise};
+use teiji_control::placement::{EACH_MOVE, MIGRATION_RATE, PAYS_WITHIN, place};
 use teiji_model::numa::{ByNode, total};
 use teiji_model::placement::{Advice, Demand, NodeCapacity, VmDemand};
 
@@ -51,7 +51,7 @@ fn moves(advice: &Advice) -> Vec<Moved> {
 
 #[test]
 fn threads_go_to_where_the_memory_is() {
-    let advice = advise(&two(64, vec![vm("a", 0, &[(1, 4)]), vm("b", 0, &[(0, 4)])]));
+    let advice = place(&two(64, vec![vm("a", 0, &[(1, 4)]), vm("b", 0, &[(0, 4)])]));
     assert_eq!(moves(&advice), [("a".into(), vec![1], None)]);
     assert_eq!(advice.moves[0].bytes, 0);
     assert!((advice.lost_before - 0.5).abs() < 1e-9 && advice.lost_after == 0.0, "{advice:?}");
@@ -59,7 +59,7 @@ fn threads_go_to_where_the_memory_is() {
 
 #[test]
 fn what_is_well_placed_stays() {
-    let advice = advise(&two(64, vec![vm("a", 0, &[(0, 4)]), vm("b", 1, &[(1, 4)])]));
+    let advice = place(&two(64, vec![vm("a", 0, &[(0, 4)]), vm("b", 1, &[(1, 4)])]));
     assert_eq!(moves(&advice), []);
 }
 
@@ -69,7 +69,7 @@ fn memory_moves_if_the_threads_find_no_cpus_where_it_is() {
     let bound = |n| VmDemand { allowed: Some(BTreeSet::from([1])), ..vm(&format!("full{n}"), 1, &[(1, 1)]) };
     let mut vms: Vec<VmDemand> = (0..8).map(bound).collect();
     vms.push(vm("far", 0, &[(1, 4)]));
-    let advice = advise(&two(64, vms));
+    let advice = place(&two(64, vms));
     assert_eq!(moves(&advice), [("far".into(), vec![0], Some(vec![(0, 4)]))]);
 }
 
@@ -79,7 +79,7 @@ fn two_vms_change_places_if_neither_can_go_alone() {
     let mut a = vm("a", 0, &[(1, 6)]);
     let mut b = vm("b", 1, &[(0, 6)]);
     (a.allowed, b.allowed) = (Some(BTreeSet::from([0])), Some(BTreeSet::from([1])));
-    let advice = advise(&two(8, vec![a, b]));
+    let advice = place(&two(8, vec![a, b]));
     let wanted = [("a".into(), vec![0], Some(vec![(0, 6)])), ("b".into(), vec![1], Some(vec![(1, 6)]))];
     assert_eq!(moves(&advice), wanted);
 }
@@ -89,16 +89,16 @@ fn a_move_that_does_not_pay_is_not_advised() {
     // 600 GB move in 600 s, so for 600 s they cost a whole CPU; by distance 0.05 CPUs are lost.
     let mut large = vm("large", 0, &[(1, 558)]);
     (large.memory_bound, large.allowed) = (0.05, Some(BTreeSet::from([0])));
-    assert_eq!(moves(&advise(&two(1024, vec![large.clone()]))), []);
+    assert_eq!(moves(&place(&two(1024, vec![large.clone()]))), []);
     large.memory = ByNode::from([(1, GIB)]);
-    assert_eq!(advise(&two(1024, vec![large])).moves.len(), 1);
+    assert_eq!(place(&two(1024, vec![large])).moves.len(), 1);
 }
 
 #[test]
 fn a_vm_that_fits_on_no_node_is_spread() {
     let mut large = vm("large", 0, &[(0, 10)]);
     (large.vcpus, large.cpus) = (12, 12.0);
-    let advice = advise(&two(16, vec![large]));
+    let advice = place(&two(16, vec![large]));
     assert_eq!(moves(&advice), [("large".into(), vec![0, 1], Some(vec![(0, 5), (1, 5)]))]);
     assert_eq!(
         advice.problems[0].why,
@@ -114,7 +114,7 @@ fn what_cannot_be_is_said() {
     wide.vcpus = 64;
     let mut large = vm("large", 0, &[(0, 1), (1, 1)]);
     (large.huge, large.allowed) = (Some(2 << 20), Some(BTreeSet::from([1])));
-    let advice = advise(&two(16, vec![nowhere, wide, large]));
+    let advice = place(&two(16, vec![nowhere, wide, large]));
     let why: Vec<&str> = advice.problems.iter().map(|problem| problem.why.as_str()).collect();
     let wanted = [
         "it may use no node of this host",
@@ -123,7 +123,7 @@ fn what_cannot_be_is_said() {
     ];
     assert_eq!(why, wanted);
     assert_eq!(moves(&advice), []);
-    assert_eq!(advise(&Demand::default()), Advice::default());
+    assert_eq!(place(&Demand::default()), Advice::default());
 }
 
 #[test]
@@ -131,9 +131,9 @@ fn room_is_needed_for_all_that_was_promised() {
     let mut growing = vm("growing", 0, &[(1, 2)]);
     (growing.size, growing.allowed) = (12 * GIB, Some(BTreeSet::from([0])));
     let mut demand = two(8, vec![growing]);
-    assert_eq!(moves(&advise(&demand)), []);
+    assert_eq!(moves(&place(&demand)), []);
     demand.nodes[0].memory = 12 * GIB;
-    assert_eq!(moves(&advise(&demand)), [("growing".into(), vec![0], Some(vec![(0, 2)]))]);
+    assert_eq!(moves(&place(&demand)), [("growing".into(), vec![0], Some(vec![(0, 2)]))]);
 }
 
 #[test]
@@ -141,17 +141,17 @@ fn what_is_fixed_stays_and_counts() {
     // Node 1 is used by a VM that cannot be placed, so memory moves.
     let fixed = VmDemand { fixed: true, cpus: 8.0, memory: ByNode::new(), ..vm("fixed", 1, &[]) };
     let mut demand = two(64, vec![fixed, vm("far", 0, &[(1, 4)])]);
-    assert_eq!(moves(&advise(&demand)), [("far".into(), vec![0], Some(vec![(0, 4)]))]);
+    assert_eq!(moves(&place(&demand)), [("far".into(), vec![0], Some(vec![(0, 4)]))]);
     demand.vms[1].memory_fixed = true;
-    assert_eq!(moves(&advise(&demand)), []);
+    assert_eq!(moves(&place(&demand)), []);
     demand.vms[0].cpus = 0.0;
-    assert_eq!(moves(&advise(&demand)), [("far".into(), vec![1], None)]);
+    assert_eq!(moves(&place(&demand)), [("far".into(), vec![1], None)]);
 }
 
 #[test]
 fn nothing_moves_for_the_sake_of_balance_alone() {
     let vms = (0..7).map(|n| vm(&format!("vm{n}"), 0, &[(0, 1)])).collect();
-    assert_eq!(moves(&advise(&two(64, vms))), []);
+    assert_eq!(moves(&place(&two(64, vms))), []);
 }
 
 #[test]
@@ -159,18 +159,18 @@ fn huge_pages_have_a_limit_of_their_own() {
     let mut demand = two(64, vec![vm("a", 0, &[(1, 4)])]);
     (demand.vms[0].huge, demand.vms[0].allowed) = (Some(2 << 20), Some(BTreeSet::from([0])));
     demand.nodes[0].huge.insert(2 << 20, 3 * GIB);
-    assert_eq!(moves(&advise(&demand)), []);
+    assert_eq!(moves(&place(&demand)), []);
     demand.nodes[0].huge.insert(2 << 20, 4 * GIB);
-    assert_eq!(moves(&advise(&demand)), [("a".into(), vec![0], Some(vec![(0, 4)]))]);
+    assert_eq!(moves(&place(&demand)), [("a".into(), vec![0], Some(vec![(0, 4)]))]);
 }
 
 #[test]
 fn a_busy_worker_goes_to_its_nic() {
     let mut demand = two(64, vec![vm("a", 0, &[(0, 1)])]);
     demand.vms[0].nic = Some(1);
-    assert_eq!(moves(&advise(&demand)), []);
+    assert_eq!(moves(&place(&demand)), []);
     demand.vms[0].worker_cpus = 0.5;
-    assert_eq!(moves(&advise(&demand)), [("a".into(), vec![1], Some(vec![(1, 1)]))]);
+    assert_eq!(moves(&place(&demand)), [("a".into(), vec![1], Some(vec![(1, 1)]))]);
 }
 
 /// What a combination costs, worked out from the documentation of `placement` alone: shares of threads and memory of each VM.
@@ -360,7 +360,7 @@ proptest! {
     /// so there are none.
     #[test]
     fn no_combination_is_two_percent_better(demand in hosts(1..=3, 1..=6)) {
-        let advice = advise(&demand);
+        let advice = place(&demand);
         prop_assume!(advice.problems.is_empty());
         let (cost, fits) = cost_of(&demand, &advice);
         prop_assert!(fits && advice.lost_after <= advice.lost_before + 1e-9, "{advice:?}");
@@ -375,8 +375,8 @@ proptest! {
     /// On larger hosts, where not all combinations can be tried.
     #[test]
     fn nothing_gets_worse(demand in hosts(2..=6, 1..=30)) {
-        let advice = advise(&demand);
-        prop_assert_eq!(&advise(&demand), &advice);
+        let advice = place(&demand);
+        prop_assert_eq!(&place(&demand), &advice);
         prop_assume!(advice.problems.is_empty());
         let (after, fits) = cost_of(&demand, &advice);
         let (before, _) = cost_of(&demand, &Advice::default());

@@ -4,6 +4,7 @@
 use crate::Root;
 use crate::task::task;
 use nix::sys::stat::{fstat, stat};
+use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{SysconfVar, sysconf};
 use std::fs::File;
 use std::io;
@@ -73,6 +74,11 @@ pub fn devices() -> Vec<(u32, String)> {
 /// Seconds since 1970; 0 if the clock is set to an earlier time.
 pub fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+/// CPU time that this thread has used so far; 0 if the kernel does not tell.
+pub fn cpu_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
 /// How long after the boot a process or thread was started; `None` if the kernel does not tell the length of its ticks.

@@ -61,10 +61,39 @@ fn a_thread_counts_where_it_ran() {
     let vm = &placed.vms[0];
     let [vcpu] = &vm.vcpus[..] else { panic!("{vm:?}") };
     assert_eq!((vcpu.tid, vcpu.vcpu, vcpu.last), (702, Some(0), Some(1)));
+    // It slept, and woke up on the other node.
     assert_eq!((vcpu.ran.clone(), vcpu.uncertain), (ByNode::from([(0, 500), (1, 3000)]), 3000));
     let [worker] = &vm.workers[..] else { panic!("{vm:?}") };
     assert_eq!((worker.tid, worker.vcpu, worker.last), (704, None, Some(1)));
     assert_eq!((worker.ran.clone(), worker.allowed.to_string()), (ByNode::new(), "2".to_owned()));
+}
+
+/// Lets a thread run on this CPU, not sleep.
+fn runs_on(host: &FakeHost, tid: u32, cpu: u32) {
+    host.task(700, tid, "CPU 0/KVM", "0-3", cpu);
+    let path = format!("proc/700/task/{tid}/stat");
+    host.file(&path, host.text(&path).replacen(") S ", ") R ", 1));
+}
+
+#[test]
+fn a_thread_that_moves_while_it_runs_counts_for_both_nodes() {
+    const HOUR: u64 = 3_600_000_000_000;
+    let moved = |ns: u64| {
+        let (host, vms) = host();
+        let placed = placed(&host, &vms, |observer| {
+            runs_on(&host, 702, 1);
+            observer.look();
+            runs_on(&host, 702, 3);
+            ran(&host, 702, 1000 + ns);
+        });
+        placed.vms[0].vcpus[0].clone()
+    };
+    let vcpu = moved(2000);
+    assert_eq!((vcpu.ran, vcpu.uncertain), (ByNode::from([(0, 1000), (1, 1000)]), 1000));
+    // The kernel counts what a thread ran when it leaves its CPU, if that CPU had no ticks: it was before the move.
+    let vcpu = moved(HOUR);
+    assert_eq!(vcpu.ran[&0] + vcpu.ran[&1], HOUR);
+    assert!(vcpu.ran[&1] < HOUR / 100 && vcpu.uncertain == vcpu.ran[&1], "{vcpu:?}");
 }
 
 #[test]

@@ -152,7 +152,8 @@ pub struct ThreadNodes {
     pub last: Option<u32>,
     /// How long it ran on each node while it was observed, ns.
     pub ran: ByNode,
-    /// How much of that may count for the wrong node, ns: what it ran between two looks that found it on different nodes.
+    /// How much of that may count for the wrong node, ns, as two looks found it on different nodes. A move there and back between two looks
+    /// is not seen.
     pub uncertain: u64,
 }
 

@@ -21,7 +21,6 @@ use crate::apply::store::{HELD, TRANSACTION};
 use crate::apply::{self, Engine, Options};
 use crate::backend::HostBackend;
 use crate::{observation, policy};
-use nix::time::{ClockId, clock_gettime};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -291,7 +290,7 @@ impl Reconciler {
             if schedule.due() > now() {
                 continue;
             }
-            let (begun, cpu) = (now(), cpu_time());
+            let (begun, cpu) = (now(), kernel::cpu_time());
             {
                 let mut shared = self.shared();
                 shared.begun += 1;
@@ -307,7 +306,7 @@ impl Reconciler {
             own = look.written;
             watch.follow_groups(&look.groups);
             let vms = look.threads.keys().copied().collect();
-            schedule.looked(begun, now(), cpu_time().saturating_sub(cpu), vms, look.again);
+            schedule.looked(begun, now(), kernel::cpu_time().saturating_sub(cpu), vms, look.again);
             threads = std::mem::take(&mut look.threads);
             if let Some(left) = look.lease_left {
                 schedule.at(now() + left + GRACE);
@@ -611,9 +610,4 @@ fn explained(error: &apply::Error) -> String {
         Some(cause) => format!("{error}: {cause}"),
         None => error.to_string(),
     }
-}
-
-/// CPU time that this thread has used so far; 0 if the kernel does not tell.
-fn cpu_time() -> Duration {
-    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }

@@ -13,10 +13,11 @@ mod observed;
 mod options;
 mod search;
 
-pub use observed::{Pins, demand};
+pub use observed::Pins;
 
 use options::Options;
 use search::Search;
+use teiji_model::numa::NumaHost;
 use teiji_model::placement::{Advice, Demand, Move};
 
 /// Memory that is moved in a second, bytes; a CPU is taken for that long. An assumption about the host.
@@ -28,8 +29,16 @@ pub const EACH_MOVE: f64 = 0.01;
 /// The weight of imbalance.
 const IMBALANCE: f64 = 1e-4;
 
-/// Where the VMs should be.
-pub fn advise(demand: &Demand) -> Advice {
+/// Where the VMs of this host should be.
+pub fn advise(host: &NumaHost, pins: Pins) -> Advice {
+    let (demand, mut problems, assumed) = observed::demand(host, pins);
+    let mut advice = place(&demand);
+    problems.append(&mut advice.problems);
+    Advice { problems, assumed, ..advice }
+}
+
+/// Where VMs should be that need this.
+pub fn place(demand: &Demand) -> Advice {
     let options = Options::of(demand);
     let mut search = Search::new(&options);
     search.run();

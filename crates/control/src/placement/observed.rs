@@ -23,7 +23,7 @@ pub enum Pins {
 }
 
 /// What the VMs of this host need, what cannot be placed and why, and what is assumed.
-pub fn demand(host: &NumaHost, pins: Pins) -> (Demand, Vec<Problem>, Vec<String>) {
+pub(super) fn demand(host: &NumaHost, pins: Pins) -> (Demand, Vec<Problem>, Vec<String>) {
     let mut problems = Vec::new();
     let mut vms = Vec::new();
     for vm in &host.vms {

@@ -58,8 +58,8 @@ impl NumaObserver {
         NumaObserver { root: root.clone(), host, vms, threads, uplinks, begun }
     }
 
-    /// Looks at which CPU each thread is on, and how long it has run since the last look. The more often, the less is missed when a
-    /// thread moves: what it ran between two looks counts where it is at the second one.
+    /// Looks at which CPU each thread is on, and how long it has run since the last look. The more often, the less is uncertain when a
+    /// thread moves in between.
     pub fn look(&mut self) {
         self.threads.look(&self.host);
     }

@@ -1,11 +1,17 @@
 //! On which node threads run: `schedstat` says how long a thread has run in all, and `stat` on which CPU it is, or was last
-//! (proc_pid_stat(5), Documentation/scheduler/sched-stats.rst). What it has run between two looks counts for the node of the second
-//! one. So only a thread that moves in between is counted wrongly: what it ran before the move counts for the new node. Over many moves
-//! in both directions these errors mostly cancel.
+//! (proc_pid_stat(5), Documentation/scheduler/sched-stats.rst).
+//!
+//! What a thread ran between two looks that found it on one node counts there. If the second look found it on another node:
+//!
+//! - If it slept at the first look, all of it counts for the node where it is: where it woke up.
+//! - If it could run at the first look, the time is divided. The kernel adds to the run time of a thread at ticks of its CPU and when it leaves
+//!   the CPU, which may be late (a CPU of `nohz_full` has a tick a second, one that a hypervisor lets stand still has none). So what is
+//!   more than the time between the looks ran before the first one, on the former node. Of the rest, half counts for each.
 
 use crate::kept_files::{self, KeptFiles};
 use crate::root::{Kept, Root, USUAL};
 use crate::task::Stat;
+use crate::usage::now;
 use std::collections::BTreeMap;
 use teiji_model::host::Vm;
 use teiji_model::numa::{NumaHost, ThreadNodes, add};
@@ -26,8 +32,11 @@ struct Watched {
     dir: String,
     schedstat: Option<Kept>,
     stat: Option<Kept>,
-    /// How long it had run at the last look, ns.
+    /// How long it had run at the last look, ns, and when that was.
     ran: Option<u64>,
+    looked: u64,
+    /// Whether it ran then, or could.
+    runs: bool,
 }
 
 impl Threads {
@@ -77,7 +86,7 @@ fn watched(vm: &Vm) -> Vec<Watched> {
     let watched = |(tid, vcpu, cpus, dir): (u32, Option<u16>, &String, String)| {
         let allowed = cpus.parse().unwrap_or_default();
         let place = ThreadNodes { tid, vcpu, allowed, ..ThreadNodes::default() };
-        Watched { place, dir, schedstat: None, stat: None, ran: None }
+        Watched { place, dir, schedstat: None, stat: None, ran: None, looked: now(), runs: false }
     };
     vcpus.chain(workers).map(watched).collect()
 }
@@ -85,17 +94,22 @@ fn watched(vm: &Vm) -> Vec<Watched> {
 impl Watched {
     fn look(&mut self, host: &NumaHost, files: &mut KeptFiles<'_>) {
         let Some(ran) = self.has_run(files) else { return };
+        let at = now();
+        let between = at.saturating_sub(std::mem::replace(&mut self.looked, at));
         let before = self.ran.replace(ran);
         let new = before.map_or(0, |before| ran.saturating_sub(before));
-        if new == 0 && self.place.last.is_some() {
-            // So it has not moved.
-            return;
+        let Some((cpu, runs)) = self.state(files) else { return };
+        let ran_before = std::mem::replace(&mut self.runs, runs);
+        let Some(node) = host.node_of(cpu) else { return };
+        let former = self.place.last.replace(node).unwrap_or(node);
+        let here = if former != node && ran_before { new.min(between) / 2 } else { new };
+        for (node, ran) in [(node, here), (former, new - here)] {
+            if ran > 0 {
+                add(&mut self.place.ran, node, ran);
+            }
         }
-        let Some(node) = self.cpu(files).and_then(|cpu| host.node_of(cpu)) else { return };
-        let moved = self.place.last.replace(node).is_some_and(|last| last != node);
-        if new > 0 {
-            add(&mut self.place.ran, node, new);
-            self.place.uncertain += if moved { new } else { 0 };
+        if former != node {
+            self.place.uncertain = self.place.uncertain.saturating_add(here);
         }
     }
 
@@ -105,10 +119,11 @@ impl Watched {
         text.split_whitespace().next()?.parse().ok()
     }
 
-    /// The CPU that it is on.
-    fn cpu(&mut self, files: &mut KeptFiles<'_>) -> Option<u32> {
+    /// The CPU that it is on, or was last, and whether it runs, or could.
+    fn state(&mut self, files: &mut KeptFiles<'_>) -> Option<(u32, bool)> {
         let text = files.bytes(&mut self.stat, || format!("{}/stat", self.dir))?;
         // The name of a thread may be no UTF-8.
-        Stat::new(String::from_utf8_lossy(text).into_owned()).last_cpu()
+        let stat = Stat::new(String::from_utf8_lossy(text).into_owned());
+        Some((stat.last_cpu()?, stat.field(3) == Some("R")))
     }
 }

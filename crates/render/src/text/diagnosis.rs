@@ -1,15 +1,13 @@
 //! What is wrong with VMs, by the kernel's counters.
 
 use crate::table::{Cell, Table};
-use crate::terminal::{Style, Tone, columns, printable, shorten};
-use crate::text::{WIDTH, wrap};
+use crate::terminal::{Style, Tone, printable, shorten};
+use crate::text::{WIDTH, beside, labelled, wrap};
 use crate::units::{duration, percent};
 use teiji_model::census::{Activity, Census};
 use teiji_model::diagnosis::{Bin, Diagnosis, Fault, ThreadTime, Times, VmDiagnosis, share};
 use teiji_model::finding::{Confidence, PolicyLine};
 
-/// The width of labels, columns.
-const LABEL: usize = 12;
 /// The greatest number of columns of what happened over time, and the fewest parts of the time that show it.
 const COLUMNS: usize = 60;
 const FEWEST: usize = 4;
@@ -83,19 +81,6 @@ fn of_fault(fault: &Fault, vm: &VmDiagnosis, style: &Style) -> Vec<String> {
     let lines_of_policy: String = fault.remedy.lines.iter().map(policy).collect();
     lines.extend(labelled("remedy", &format!("{lines_of_policy}{}", fault.remedy.text), style));
     lines
-}
-
-/// A text beside its label.
-fn labelled(label: &str, text: &str, style: &Style) -> Vec<String> {
-    let label = |i| if i == 0 { label } else { "" };
-    let lines = wrap(text, WIDTH - LABEL - 2).into_iter().enumerate();
-    lines.map(|(i, text)| beside(label(i), &text, style)).collect()
-}
-
-/// A line beside its label, as it is.
-fn beside(label: &str, line: &str, style: &Style) -> String {
-    let blank = " ".repeat(LABEL.saturating_sub(columns(label)));
-    format!("  {}{blank}{line}", style.paint(Tone::Faint, label))
 }
 
 /// Where the time of each thread went.

@@ -35,6 +35,22 @@ use teiji_model::report::{
 /// Columns of the widest line.
 pub const WIDTH: usize = 100;
 
+/// The width of labels beside a text, columns.
+const LABEL: usize = 12;
+
+/// A text beside its label.
+fn labelled(label: &str, text: &str, style: &Style) -> Vec<String> {
+    let label = |i| if i == 0 { label } else { "" };
+    let lines = wrap(text, WIDTH - LABEL - 2).into_iter().enumerate();
+    lines.map(|(i, text)| beside(label(i), &text, style)).collect()
+}
+
+/// A line beside its label, as it is.
+fn beside(label: &str, line: &str, style: &Style) -> String {
+    let blank = " ".repeat(LABEL.saturating_sub(columns(label)));
+    format!("  {}{blank}{line}", style.paint(Tone::Faint, label))
+}
+
 /// A report as text; `advice` has an entry for each of its VMs, in their order.
 pub fn report(report: &Report, advice: &[Advice], style: &Style) -> String {
     let mut lines = vec![heading(report)];

@@ -1,7 +1,7 @@
 //! Where VMs are on a host with NUMA nodes.
 
+use super::labelled;
 use super::stages::bar;
-use super::{WIDTH, wrap};
 use crate::table::{Cell, Table};
 use crate::terminal::{Style, Tone, columns, printable, shorten};
 use crate::units::{bytes, count, duration, percent};
@@ -71,11 +71,7 @@ pub fn advice(advice: &Advice, style: &Style) -> String {
 
 /// An amount of CPUs.
 fn cpus(amount: f64) -> String {
-    if (0.0..0.005).contains(&amount) && amount > 0.0 {
-        "< 0.01 CPUs".to_owned()
-    } else {
-        format!("{amount:.2} CPUs")
-    }
+    if amount > 0.0 && amount < 0.005 { "< 0.01 CPUs".to_owned() } else { format!("{amount:.2} CPUs") }
 }
 
 fn of_move(m: &Move, name: String) -> Vec<Cell> {
@@ -147,7 +143,9 @@ fn section(vm: &VmNodes, host: &NumaHost, style: &Style) -> Vec<String> {
     let tone = if vm.well { Tone::Good } else { Tone::Bad };
     lines.push(style.paint(tone, &format!("=> {}", printable(&vm.headline))));
     lines.extend(by_node(vm, host, style));
-    lines.extend(labelled("vCPUs", &single(&vm.vcpus), style));
+    if let Some(each) = single(&vm.vcpus) {
+        lines.extend(labelled("vCPUs", &each, style));
+    }
     for nic in &vm.nics {
         let uplinks = nic.uplinks.iter().map(of_uplink);
         let by = uplinks.collect::<Vec<_>>().join(", ");
@@ -170,19 +168,6 @@ fn of_uplink(uplink: &Uplink) -> String {
     let came: Vec<String> = uplink.interrupts.iter().map(share).collect();
     let came = if all == 0 { String::new() } else { format!("; interrupts: {}", came.join(", ")) };
     format!("{} ({node}{came})", shorten(&printable(&uplink.name), 16))
-}
-
-/// A text beside its label.
-fn labelled(label: &str, text: &str, style: &Style) -> Vec<String> {
-    if text.is_empty() {
-        return Vec::new();
-    }
-    let label = |i| if i == 0 { label } else { "" };
-    let beside = |(i, line): (usize, String)| {
-        let blank = " ".repeat(10usize.saturating_sub(columns(label(i))));
-        format!("  {}{blank}{line}", style.paint(Tone::Faint, label(i)))
-    };
-    wrap(text, WIDTH - 12).into_iter().enumerate().map(beside).collect()
 }
 
 /// Amounts with a title, each of which has a column of the table by node.
@@ -245,7 +230,7 @@ fn ran(threads: &[ThreadNodes]) -> ByNode {
 }
 
 /// On which node each vCPU ran, if they were not all on one.
-fn single(vcpus: &[ThreadNodes]) -> String {
+fn single(vcpus: &[ThreadNodes]) -> Option<String> {
     let place = |thread: &ThreadNodes| {
         let all = total(&thread.ran);
         let share = |ns: u64| ns as f64 / all.max(1) as f64;
@@ -259,18 +244,19 @@ fn single(vcpus: &[ThreadNodes]) -> String {
     };
     let nodes: BTreeSet<&u32> = vcpus.iter().flat_map(|thread| thread.ran.keys()).collect();
     if nodes.len() < 2 || vcpus.len() < 2 {
-        return String::new();
+        return None;
     }
     let mut each: Vec<String> = vcpus.iter().take(VCPUS).map(place).collect();
     if vcpus.len() > VCPUS {
         each.push(format!("and {} more", count((vcpus.len() - VCPUS) as u64, "vCPU")));
     }
-    each.join("; ")
+    Some(each.join("; "))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::text::WIDTH;
     use std::collections::BTreeMap;
     use teiji_model::numa::{GuestMemory, NicNodes, VmMemory};
     use teiji_model::placement::Problem;
@@ -331,10 +317,10 @@ sip\u{1b}[1m  pid 812, observed for 2.00 s
   node  guest memory             VMM  vCPUs ran   workers ran
   0     #      25 %  100 MiB  80 MiB  ###   75 %    0 %
   1     ####   75 %  300 MiB     0 B  #     25 %  100 %
-  vCPUs     0: node 0 75 %, node 1 25 %; 1: node 0 (did not run)
-  NIC       tap0 -> eth0 (node 1; interrupts: 100 % on node 1), eth1 (node not known; interrupts:
-            100 % on node 1)
-  not seen  something
+  vCPUs       0: node 0 75 %, node 1 25 %; 1: node 0 (did not run)
+  NIC         tap0 -> eth0 (node 1; interrupts: 100 % on node 1), eth1 (node not known; interrupts:
+              100 % on node 1)
+  not seen    something
 ";
         assert_eq!(text(&host, &Style::PLAIN), wanted);
     }
@@ -393,17 +379,17 @@ sip\u{1b}[1m  pid 812, observed for 2.00 s
         let problems = vec![problem("sip1", 9)];
         let all = Advice { moves, lost_before: 1.5, lost_after: 0.0025, problems, assumed: vec!["x".into()] };
         let wanted = "=> move 2 VMs; 1 problem
-  lost      1.50 CPUs now, < 0.01 CPUs after these moves, to remote accesses and overloaded nodes
+  lost        1.50 CPUs now, < 0.01 CPUs after these moves, to remote accesses and overloaded nodes
   VM            threads on  go to   memory goes to  to copy       saves
   sip1 (pid 7)  node 0      node 1  stays               0 B   0.53 CPUs
   big           nodes 0, 1  stay    nodes 0, 1        1 MiB  makes room
-  problem   sip1 (pid 9): it is too large
-  assumed   x
+  problem     sip1 (pid 9): it is too large
+  assumed     x
 ";
         assert_eq!(advice(&all, &Style::PLAIN), wanted);
         let none = advice(&Advice::default(), &Style::PLAIN);
         let wanted =
-            "=> no move is advised\n  lost      0.00 CPUs now, to remote accesses and overloaded nodes\n";
+            "=> no move is advised\n  lost        0.00 CPUs now, to remote accesses and overloaded nodes\n";
         assert_eq!(none, wanted);
     }
 
