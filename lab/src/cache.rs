@@ -58,6 +58,25 @@ impl Lock {
         Ok(Lock::wait(&[path.to_owned()], what, Want::All)?.1)
     }
 
+    /// Takes a folder of results as well, so that no two lab hosts write to one at a time.
+    ///
+    /// # Errors
+    /// If another lab host has it, or it cannot be made.
+    pub(crate) fn and_results(mut self, folder: &Path) -> Result<Lock> {
+        fs::create_dir_all(folder).doing(|| format!("make {}", folder.display()))?;
+        let doing = || format!("lock the folder {}", folder.display());
+        let opened = File::open(folder).doing(doing)?;
+        if !try_lock(&opened).doing(doing)? {
+            return Err(Error::LabHost(format!(
+                "cannot have {} for its results: another lab host writes there, and theirs would be mixed; run one at a time, or give it \
+                 another folder",
+                folder.display()
+            )));
+        }
+        self.0.push(opened);
+        Ok(self)
+    }
+
     /// Takes the first of these locks that is free, or all at once when all are free; waits without a limit, and reports who
     /// holds them. Returns the index in `paths` of the first lock that it took.
     fn wait(paths: &[PathBuf], what: &str, want: Want) -> Result<(usize, Lock)> {
@@ -223,6 +242,18 @@ mod tests {
         assert!(Slot::take_all_if_free(cache).is_none(), "the first still runs");
         drop(first);
         assert!(Slot::take_all_if_free(cache).is_some());
+    }
+
+    #[test]
+    fn two_lab_hosts_have_no_folder_of_results_in_common() {
+        let cache = tempfile::tempdir().unwrap();
+        let results = cache.path().join("results");
+        let take = || Slot::take_of(cache.path(), 2).unwrap().lock.and_results(&results);
+        let first = take().unwrap();
+        let refused = take().err().unwrap().to_string();
+        assert!(refused.contains("another lab host writes there"), "{refused}");
+        drop(first);
+        take().unwrap();
     }
 
     #[test]

@@ -176,7 +176,10 @@ impl LabHost {
         let prepared = rootfs::prepare()?;
         let agent = agent_program()?;
         let cache = cache::folder()?;
-        let Slot { lock, folder, previous } = Slot::take(&cache)?;
+        let Slot { mut lock, folder, previous } = Slot::take(&cache)?;
+        if let Some(results) = &spec.out_dir {
+            lock = lock.and_results(results)?;
+        }
         let accel = match spec.mode {
             Mode::Wall => accel::choose(&prepared)?,
             Mode::Virtual => Accel::Tcg,

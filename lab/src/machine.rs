@@ -350,9 +350,6 @@ impl Machine {
             .bind("lab", prepared.folder(), false);
         for (name, dir, writable) in [("bin", &spec.bin_dir, false), ("out", &spec.out_dir, true)] {
             if let Some(dir) = dir {
-                if writable {
-                    fs::create_dir_all(dir).doing(|| format!("make {}", dir.display()))?;
-                }
                 let dir = dir.canonicalize().doing(|| format!("find the shared folder {}", dir.display()))?;
                 view = view.bind(name, &dir, writable);
             }
