@@ -38,6 +38,8 @@ fn main() -> ExitCode {
         a_vm_that_is_stopped_frozen_or_paused_is_told,
         a_guest_that_is_busy_is_told,
         a_qdisc_that_delays_is_told,
+        a_rate_limit_is_told_with_what_the_kernel_counts,
+        a_migration_is_told,
     ];
     harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))
 }
@@ -317,14 +319,16 @@ fn a_vm_that_is_stopped_frozen_or_paused_is_told() {
     drop(group);
     let fault = first(&frozen, "stopped");
     assert!(fault["evidence"][1].as_str().unwrap().contains("/small is frozen"), "{frozen}");
-    let monitor = |command: &str| {
-        let say = r#"printf '{"execute":"qmp_capabilities"}\n{"execute":"COMMAND"}\n' | timeout 20 socat -t 5 - UNIX:/run/teiji/guests/vm1/qmp.sock"#;
-        run(&say.replace("COMMAND", command))
-    };
-    monitor("stop");
+    monitor(r#"{"execute":"stop"}"#);
     let paused = diagnosed(3);
-    monitor("cont");
+    monitor(r#"{"execute":"cont"}"#);
     first(&paused, "paused");
+}
+
+/// Says this to QEMU; returns its answers.
+fn monitor(commands: &str) -> String {
+    let say = r#"printf '%s\n' '{"execute":"qmp_capabilities"}' 'COMMANDS' | timeout 20 socat -t 5 - UNIX:/run/teiji/guests/vm1/qmp.sock"#;
+    run(&say.replace("COMMANDS", commands))
 }
 
 fn a_guest_that_is_busy_is_told() {
@@ -340,4 +344,43 @@ fn a_qdisc_that_delays_is_told() {
     let vm = diagnosed(3);
     run(&format!("tc qdisc del dev {tap} root"));
     first(&vm, "delayed");
+}
+
+fn a_rate_limit_is_told_with_what_the_kernel_counts() {
+    let tap = VM1.0.taps().remove(0);
+    // Half of what comes: 30 requests of some 80 bytes a second.
+    run(&format!("tc qdisc add dev {tap} root tbf rate 8kbit burst 1600 limit 4000"));
+    let dropped = || -> u64 {
+        let text = run(&format!("tc -s -j qdisc show dev {tap} root"));
+        let all: Value = serde_json::from_str(&text).unwrap();
+        all[0]["drops"].as_u64().unwrap()
+    };
+    // Until it is full.
+    while dropped() == 0 {
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let before = dropped();
+    let vm = diagnosed(4);
+    let most = dropped() - before;
+    run(&format!("tc qdisc del dev {tap} root"));
+    let evidence = first(&vm, "rate_limited")["evidence"][0].as_str().unwrap().to_owned();
+    assert!(evidence.starts_with(&format!("tbf on {tap} held packets back ")), "{evidence}");
+    let told = evidence.split_once("dropped ").and_then(|(_, rest)| rest.split_once(';')).unwrap().0;
+    let told: u64 = told.parse().unwrap();
+    assert!((1..=most).contains(&told), "{told} of {most}");
+}
+
+fn a_migration_is_told() {
+    monitor(
+        r#"{"execute":"migrate-set-parameters","arguments":{"max-bandwidth":300000}}{"execute":"migrate","arguments":{"uri":"exec:cat >/dev/null"}}"#,
+    );
+    let vm = diagnosed(3);
+    let state = monitor(r#"{"execute":"query-migrate"}"#);
+    assert!(state.contains(r#""status": "active""#), "{state}");
+    monitor(r#"{"execute":"migrate_cancel"}"#);
+    let fault = first(&vm, "memory_copied");
+    assert!(fault["evidence"][0].as_str().unwrap().contains("mig/src/main"), "{vm}");
+    // What has ended is not told.
+    while monitor(r#"{"execute":"query-migrate"}"#).contains(r#""status": "cancelling""#) {}
+    assert!(!causes(&diagnosed(3)).contains(&"memory_copied"));
 }

@@ -14,6 +14,7 @@
 //! | `hfsc` | channels with deadlines as qdiscs, classes and filters of the kernel's own |
 //! | `identity` | the user of a VM's process, and where its name comes from |
 //! | `interrupts` | which interrupts are a NIC's, and where they come |
+//! | `hindrances` | qdiscs that hold a VM's packets back, and threads that copy its memory |
 //! | `kept_files` | files that stay open between looks |
 //! | [`kernel`] | information of the kernel about itself and single threads |
 //! | `net` | taps, bridges, queues |
@@ -40,6 +41,7 @@ mod cgroup;
 mod cmdline;
 pub mod guest;
 mod hfsc;
+mod hindrances;
 mod identity;
 mod interrupts;
 mod kept_files;

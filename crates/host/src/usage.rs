@@ -12,15 +12,16 @@
 //! | whether a group is frozen | if no vCPU thread in it has begun to run since the look before |
 //! | what a group's quota took | if it has one, or a thread of the VM has waited for a CPU |
 //! | what KVM polled, page faults, qdiscs, CPUs | when an observation begins or ends |
+//! | names of the VMM's threads | when an observation begins or ends, and their number has changed, or they have been known for 15 s |
 //! | which groups, quotas and taps there are | when an observation begins or ends, and they have been known for 15 s |
 //! | other threads of the host | if somebody wants to know: it takes longer than all else |
 //!
 //! So what stops a VM is noticed one look later than it could be.
 
 use crate::cgroup::{Hierarchy, group_in, parent, value};
+use crate::hindrances::{Copying, Qdiscs};
 use crate::kept_files::{self, KeptFiles};
 use crate::root::{Kept, Root, USUAL};
-use crate::rtnl::Rtnl;
 use crate::task::Stat;
 use crate::throttling::{self, Throttling};
 use nix::time::{ClockId, clock_gettime};
@@ -29,7 +30,7 @@ use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};
 use teiji_model::host::Vm;
 use teiji_model::usage::{
-    CpuUsage, GroupUsage, HostThread, Role, RunState, Sample, TapUsage, ThreadUsage, VmUsage,
+    CpuUsage, GroupUsage, Hindrances, HostThread, Role, RunState, Sample, TapUsage, ThreadUsage, VmUsage,
 };
 
 const BILLION: u64 = 1_000_000_000;
@@ -37,8 +38,6 @@ const BILLION: u64 = 1_000_000_000;
 const KVM_RUN: &str = "0xae80";
 /// Threads of the host that are looked at; more are left out.
 const MAX_THREADS: usize = 1 << 16;
-/// Qdiscs that delay packets whatever the load.
-const DELAYING: [&str; 1] = ["netem"];
 /// How long it is believed which groups, quotas and taps there are, ns.
 const BELIEVED: u64 = 15 * BILLION;
 /// Groups of a VM that are looked at: one for each vCPU, and those above.
@@ -76,6 +75,7 @@ struct OfVm {
     groups: Vec<OfGroup>,
     taps: BTreeMap<String, [Option<Kept>; 2]>,
     quotas_seen: bool,
+    copying: Copying,
     /// The directory of KVM's statistics. They do not stay open: an open one keeps the whole VM in memory after its end.
     kvm: Option<String>,
     /// When these were looked up, ns.
@@ -127,13 +127,13 @@ impl UsageReader {
     pub fn look(&mut self, vms: &[Vm], look: Look) -> Sample {
         let root = self.root.clone();
         let ends = look == Look::End;
-        let delaying = if ends { root.delaying(vms) } else { BTreeMap::new() };
+        let qdiscs = if ends { Qdiscs::now(&root, vms) } else { Qdiscs::default() };
         self.vms.retain(|pid, _| vms.iter().any(|vm| vm.pid == *pid));
         let open: usize = self.vms.values().map(OfVm::open_files).sum();
         let mut files =
             KeptFiles { root: &root, left: self.files.saturating_sub(open), buffer: &mut self.buffer };
         let at = now();
-        let mut found = BTreeMap::new();
+        let (mut found, mut hindrances) = (BTreeMap::new(), BTreeMap::new());
         let hierarchy = LazyCell::new(|| Hierarchy::find(&root).ok());
         let kvm = LazyCell::new(|| root.names(KVM));
         for vm in vms {
@@ -141,17 +141,23 @@ impl UsageReader {
             let of = self.vms.entry(vm.pid).or_default();
             if fresh || ends && at.saturating_sub(of.learnt) >= BELIEVED {
                 root.learn(of, vm, hierarchy.as_ref(), &kvm);
+                of.copying.forget();
                 of.learnt = at;
             }
             let usage = usage(of, vm, ends || fresh, &mut files);
             if usage.threads.is_empty() && !root.exists(&format!("proc/{}", vm.pid)) {
                 continue;
             }
-            let delaying = if ends { root.delays(vm, &delaying) } else { Vec::new() };
+            let (delaying, limits) = qdiscs.of_vm(&root, vm);
+            let others = Hindrances { limits, copying: of.copying.names().to_vec() };
+            if ends && others != Hindrances::default() {
+                hindrances.insert(vm.pid, others);
+            }
             found.insert(vm.pid, VmUsage { delaying, ..usage });
         }
         let cpus = if ends { root.text("proc/stat").map(|text| cpus(&text)) } else { None };
-        Sample { at, ends, vms: found, cpus: cpus.unwrap_or_default(), threads: BTreeMap::new() }
+        let cpus = cpus.unwrap_or_default();
+        Sample { at, ends, vms: found, cpus, threads: BTreeMap::new(), hindrances }
     }
 
     /// What each thread of the host has run: [`Sample::threads`].
@@ -209,17 +215,17 @@ fn usage(of: &mut OfVm, vm: &Vm, all: bool, files: &mut KeptFiles<'_>) -> VmUsag
         let number = |file| files.root.number(&format!("{KVM}/{dir}/{file}"));
         POLLED.into_iter().map(number).try_fold(0u64, |sum, ns| Some(sum.saturating_add(ns?)))
     });
+    let stat = if all { Stat::read(files.root, vm.pid) } else { None };
+    if let Some(stat) = &stat {
+        of.copying.look(files.root, vm.pid, stat);
+    }
     VmUsage {
         at,
         quotas_seen: of.quotas_seen,
         threads,
         groups: of.groups.iter().map(|group| group.usage.clone()).collect(),
         polled,
-        major_faults: if all {
-            Stat::read(files.root, vm.pid).and_then(|stat| stat.number(12))
-        } else {
-            None
-        },
+        major_faults: stat.and_then(|stat| stat.number(12)),
         taps,
         ..VmUsage::default()
     }
@@ -312,43 +318,6 @@ impl Root {
         for nic in vm.nics.iter().filter(|nic| nic.ifindex != 0) {
             of.taps.insert(nic.tap.clone(), before.remove(&nic.tap).unwrap_or_default());
         }
-    }
-
-    /// Which of these devices, with a qdisc that delays packets, are on the way of a VM's packets.
-    fn delays(&self, vm: &Vm, delaying: &BTreeMap<String, String>) -> Vec<(String, String)> {
-        if delaying.is_empty() {
-            return Vec::new();
-        }
-        let near: BTreeSet<String> = vm
-            .nics
-            .iter()
-            .flat_map(|nic| {
-                let ports = |bridge: &String| self.names(&format!("sys/class/net/{bridge}/brif"));
-                nic.bridge.iter().flat_map(ports).chain([nic.tap.clone()]).collect::<Vec<_>>()
-            })
-            .collect();
-        let own: BTreeSet<&String> = vm.nics.iter().map(|nic| &nic.tap).collect();
-        // Other VMs' taps and containers' devices on the bridge delay only what these receive.
-        let counts = |(device, _): &(String, String)| {
-            own.contains(device) || self.exists(&format!("sys/class/net/{device}/device"))
-        };
-        let delayed = |device: String| delaying.get(&device).map(|kind| (device.clone(), kind.clone()));
-        near.into_iter().filter_map(delayed).filter(counts).collect()
-    }
-
-    /// Devices with a qdisc that delays packets on purpose, with its kind.
-    fn delaying(&self, vms: &[Vm]) -> BTreeMap<String, String> {
-        if !self.is_real() || vms.iter().all(|vm| vm.nics.is_empty()) {
-            return BTreeMap::new();
-        }
-        let Ok(mut rtnl) = Rtnl::open() else { return BTreeMap::new() };
-        let (Ok(qdiscs), Ok(links)) = (rtnl.all_qdiscs(), rtnl.links()) else { return BTreeMap::new() };
-        let named = links.into_iter().filter_map(|link| {
-            let of = qdiscs.get(&link.index)?;
-            let found = of.iter().find(|qdisc| DELAYING.contains(&qdisc.kind.as_str()))?;
-            Some((link.name, found.kind.clone()))
-        });
-        named.collect()
     }
 
     /// Every thread of the host.

@@ -222,8 +222,12 @@ causes! {
     Swapped, "swapped";
     /// Packets for the guest come faster than they are taken.
     TapFull, "tap_full";
+    /// A qdisc with a limited rate holds packets back.
+    RateLimited, "rate_limited";
     /// A qdisc delays packets on purpose.
     Delayed, "delayed";
+    /// The VMM copies the guest's memory, for a migration or a snapshot.
+    MemoryCopied, "memory_copied";
     /// Interrupts and softirqs take the CPUs.
     Interrupts, "interrupts";
     /// A hypervisor below this host takes the CPUs.

@@ -7,7 +7,7 @@
 //!
 //!            ┌──────────┐      ┌─────────────────┐      ┌───────┐
 //!  start ───►│ 1 Header │─────►│ 2, and 128 to   │─────►│ 3 End │──► end of file
-//!            └──────────┘  │   │ 139, any number │  ▲   └───────┘
+//!            └──────────┘  │   │ 140, any number │  ▲   └───────┘
 //!                          │   │ in any order    │  │
 //!                          │   └─────────────────┘  │
 //!                          └────────────────────────┘
@@ -33,6 +33,7 @@
 //! | 137 | Waits | [`Wait`]s of the host | 7 | who had the CPU in the earlier parts of a wait: whoever is named had it in the last part |
 //! | 138 | Observed | [`ObservedVms`] | 8 | what counters say |
 //! | 139 | Sample | length:u32, and a [`Sample`] of that many bytes, as a block of LZ4 | 8 | what counters say |
+//! | 140 | Hindrances | those of the next [`Sample`] | 9 | rate limits, and migrations |
 //!
 //! Payloads are in postcard's encoding; those with events begin with their number, [`MAX_EVENTS`] at most (after the
 //! [`StreamId`], if there is one). A Sample, which is mostly like the one before it, is compressed with the last 64 KiB of that one
@@ -78,7 +79,7 @@ use std::io::{Read, Write};
 pub const MAGIC: &[u8; 8] = b"TEIJIREC";
 
 /// The version that is written. Incremented when the format, or the shape of anything in it, changes.
-pub const VERSION: u16 = 8;
+pub const VERSION: u16 = 9;
 
 /// The oldest version that is read.
 pub const OLDEST: u16 = 1;
@@ -121,6 +122,7 @@ const GIVEN: u8 = OPTIONAL + 8;
 const WAITS: u8 = OPTIONAL + 9;
 const OBSERVED: u8 = OPTIONAL + 10;
 const SAMPLE: u8 = OPTIONAL + 11;
+const HINDRANCES: u8 = OPTIONAL + 12;
 /// Frames of events of the host that a reader may skip, and the version of the format that added them.
 const EVENTS_SINCE: [(u8, u16); 5] =
     [(STATES, 4), (STARTS, 5), (NIC_LOSSES, 6), (DEVICE_INTERRUPTS, 7), (WAITS, 7)];

@@ -26,6 +26,38 @@ pub struct Sample {
     pub cpus: BTreeMap<u32, CpuUsage>,
     /// The threads of the host, by id; empty if they were not looked at, as is usual within an observation.
     pub threads: BTreeMap<u32, HostThread>,
+    /// What else keeps VMs from being quick, by process id; not within an observation, and only of VMs with such a thing. A recording has it
+    /// in a frame of its own.
+    #[serde(skip)]
+    pub hindrances: BTreeMap<u32, Hindrances>,
+}
+
+/// What else keeps a VM from being quick.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hindrances {
+    /// Qdiscs on its taps and on the NICs of their bridges whose rate has ever held packets back.
+    pub limits: Vec<LimitUsage>,
+    /// Threads of its VMM that copy its memory elsewhere, for a migration or a snapshot. Untrusted text.
+    pub copying: Vec<String>,
+}
+
+/// A qdisc with a limited rate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LimitUsage {
+    /// Its device.
+    pub device: String,
+    /// Whether others than the VM use the device, too.
+    pub shared: bool,
+    /// Its kind, such as `tbf`.
+    pub kind: String,
+    /// Its handle on the device.
+    pub handle: u32,
+    /// How often it had packets, and none of them might go yet (`overlimits`). After 2³² - 1 it begins again at 0.
+    pub held_back: u32,
+    /// Packets that it dropped. It begins again like `held_back`.
+    pub dropped: u32,
+    /// Packets in it.
+    pub waiting: u32,
 }
 
 /// The VMs that are observed.

@@ -14,7 +14,9 @@
 mod delayed;
 mod guest_busy;
 mod interrupts;
+mod memory_copied;
 mod paused;
+mod rate_limited;
 mod stolen;
 mod stopped;
 mod swapped;
@@ -33,7 +35,7 @@ use teiji_model::finding::{Confidence, Remedy};
 use teiji_model::host::Vm;
 use teiji_model::reason::Blame;
 use teiji_model::text::{duration, percent, printable};
-use teiji_model::usage::{HostThread, Role, Sample, VmUsage};
+use teiji_model::usage::{Hindrances, HostThread, Role, Sample, VmUsage};
 
 /// The shortest time without a doubt, ns.
 pub const MIN_LENGTH: u64 = 2_000_000_000;
@@ -74,7 +76,9 @@ static RULES: [Rule; FaultCause::ALL.len()] = [
     guest_busy::RULE,
     swapped::RULE,
     tap_full::RULE,
+    rate_limited::RULE,
     delayed::RULE,
+    memory_copied::RULE,
     interrupts::RULE,
     stolen::RULE,
 ];
@@ -107,6 +111,8 @@ struct Seen<'a> {
     last: &'a VmUsage,
     /// The first and the last sample.
     host: (&'a Sample, &'a Sample),
+    /// What else kept it from being quick, at the first and the last sample.
+    hindrances: (Option<&'a Hindrances>, Option<&'a Hindrances>),
     /// CPUs on which one of its threads was in at least half of the samples.
     cpus: BTreeSet<u32>,
     /// How long it was observed, ns.
@@ -176,6 +182,7 @@ pub fn diagnose(vms: &[Vm], samples: &[Sample]) -> Diagnosis {
             first: first.vms.get(&vm.pid)?,
             last: last.vms.get(&vm.pid)?,
             host: (first, last),
+            hindrances: (first.hindrances.get(&vm.pid), last.hindrances.get(&vm.pid)),
             cpus: usual_cpus(vm, samples),
             length,
         };

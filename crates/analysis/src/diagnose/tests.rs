@@ -1,7 +1,7 @@
 use super::*;
 use teiji_model::diagnosis::Times;
 use teiji_model::host::{Vcpu, Worker};
-use teiji_model::usage::{CpuUsage, GroupUsage, RunState, TapUsage, ThreadUsage};
+use teiji_model::usage::{CpuUsage, GroupUsage, LimitUsage, RunState, TapUsage, ThreadUsage};
 
 const S: u64 = 1_000_000_000;
 const MS: u64 = 1_000_000;
@@ -51,6 +51,7 @@ fn sample(n: u64) -> Sample {
         vms: [(10, usage)].into(),
         cpus: cpus.collect(),
         threads: BTreeMap::new(),
+        hindrances: BTreeMap::new(),
     }
 }
 
@@ -305,7 +306,7 @@ fn stopped_frozen_and_paused_are_told_apart() {
 #[test]
 fn each_other_cause_is_found_by_its_counter() {
     type Change = fn(u64, &mut Sample);
-    let all: [(FaultCause, Change); 7] = [
+    let all: [(FaultCause, Change); 9] = [
         (FaultCause::GuestBusy, |n, sample| {
             let vcpu = of(sample, VCPU);
             (vcpu.ran, vcpu.guest) = (n * 95 * S / 100, n * 60 * S / 100);
@@ -316,6 +317,11 @@ fn each_other_cause_is_found_by_its_counter() {
             usage(sample).taps = [("tap0".to_owned(), TapUsage { taken: n, dropped: n * 10 })].into();
         }),
         (FaultCause::Delayed, |_, sample| usage(sample).delaying = vec![("tap0".into(), "netem".into())]),
+        (FaultCause::RateLimited, |n, sample| limited(sample, limit(n * 100, n, 0))),
+        (FaultCause::MemoryCopied, |_, sample| {
+            let copying = vec!["mig/src/main".to_owned()];
+            sample.hindrances.insert(10, Hindrances { copying, ..Hindrances::default() });
+        }),
         (FaultCause::Interrupts, |n, sample| sample.cpus.get_mut(&1).unwrap().interrupts = n * S / 2),
         (FaultCause::Stolen, |n, sample| sample.cpus.get_mut(&2).unwrap().stolen = n * S / 10),
     ];
@@ -330,6 +336,55 @@ fn each_other_cause_is_found_by_its_counter() {
         usage(sample).polled = Some(n * S * 3 / 4);
     });
     assert_eq!(causes(&elsewhere), []);
+}
+
+fn limit(held_back: u64, dropped: u64, waiting: u32) -> LimitUsage {
+    LimitUsage {
+        device: "tap0".into(),
+        shared: false,
+        kind: "tbf".into(),
+        handle: 1,
+        held_back: held_back as u32,
+        dropped: dropped as u32,
+        waiting,
+    }
+}
+
+fn limited(sample: &mut Sample, limit: LimitUsage) {
+    sample.hindrances.insert(10, Hindrances { limits: vec![limit], ..Hindrances::default() });
+}
+
+#[test]
+fn a_rate_limit_counts_by_what_it_held_back_meanwhile() {
+    let evidence =
+        |vm: VmDiagnosis| vm.faults.first().map(|fault| fault.evidence.clone()).unwrap_or_default();
+    let line = |held, dropped, wait| {
+        format!(
+            "tbf on tap0 held packets back {held} times a second, and dropped {dropped}; {wait} wait in it"
+        )
+    };
+    let of = |limits: fn(u64) -> LimitUsage| evidence(seen(|n, sample| limited(sample, limits(n))));
+    assert_eq!(of(|n| limit(1000 + n * 100, 7, 9)), [line(100, 0, 9)]);
+    assert_eq!(of(|n| limit(1000 + n * 100, 7 + n, 0)), [line(100, 5, 0)]);
+    // Not now; seldom; or none of those had to wait for long.
+    for limits in [|_| limit(1000, 7, 9), |n| limit(1000 + n * 9, 7 + n, 9), |n| limit(1000 + n * 100, 7, 0)]
+    {
+        assert_eq!(of(limits), Vec::<String>::new());
+    }
+    // One that was put there meanwhile, and one in the place of another.
+    let new = seen(|n, sample| {
+        if n > 2 {
+            limited(sample, limit(500, 1, 2));
+        }
+    });
+    assert_eq!(evidence(new), [line(100, 1, 2)]);
+    assert_eq!(of(|n| if n > 2 { limit(500, 1, 2) } else { limit(100_000, 400, 2) }), [line(100, 1, 2)]);
+    let shared =
+        evidence(seen(|n, sample| limited(sample, LimitUsage { shared: true, ..limit(n * 100, n, 0) })));
+    assert!(
+        shared[0].starts_with("tbf on tap0, which others use, too, held packets back 100 times"),
+        "{shared:?}"
+    );
 }
 
 #[test]

@@ -5,8 +5,8 @@ use crate::flow::Flow;
 use crate::host::{GivenNic, Vm};
 use crate::report::{Counters, MAX_VMS, Meta};
 use crate::stream::{Change, Changed, StreamId};
-use crate::usage::{ObservedVms, Sample};
-use std::collections::HashSet;
+use crate::usage::{Hindrances, ObservedVms, Sample};
+use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 
 const MAX_THREADS: usize = 4096;
@@ -98,6 +98,18 @@ pub(super) fn sample(s: &Sample) -> Checked {
     for thread in s.threads.values() {
         name(&thread.name)?;
         thread.unit.as_deref().map_or(Ok(()), name)?;
+    }
+    hindrances(&s.hindrances)
+}
+
+/// Checks what else keeps VMs from being quick.
+pub(super) fn hindrances(all: &BTreeMap<u32, Hindrances>) -> Checked {
+    ensure(all.len() <= MAX_VMS, "more than 1024 VMs")?;
+    for of_vm in all.values() {
+        ensure(of_vm.limits.len() <= MAX_DELAYING, "more than 1024 qdiscs limit a VM's packets")?;
+        ensure(of_vm.copying.len() <= MAX_THREADS, "a VM has more than 4096 threads that copy its memory")?;
+        of_vm.limits.iter().try_for_each(|limit| name(&limit.device).and_then(|()| name(&limit.kind)))?;
+        of_vm.copying.iter().try_for_each(|thread| name(thread))?;
     }
     Ok(())
 }

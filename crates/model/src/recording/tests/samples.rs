@@ -3,13 +3,26 @@
 use super::*;
 use crate::census::{Activity, Census};
 use crate::usage::{
-    CpuUsage, GroupUsage, HostThread, ObservedVms, Role as ThreadRole, RunState, Sample, TapUsage,
-    ThreadUsage, VmUsage,
+    CpuUsage, GroupUsage, Hindrances, HostThread, LimitUsage, ObservedVms, Role as ThreadRole, RunState,
+    Sample, TapUsage, ThreadUsage, VmUsage,
 };
 use std::collections::BTreeMap;
 
 pub(super) fn observed() -> ObservedVms {
     ObservedVms { vms: meta().vms, selected: vec![7], uncounted: vec!["calls".into()] }
+}
+
+fn hindrances() -> Hindrances {
+    let limit = LimitUsage {
+        device: "tap0".into(),
+        shared: false,
+        kind: "tbf".into(),
+        handle: 0x8001_0000,
+        held_back: 70_000,
+        dropped: 5,
+        waiting: 3,
+    };
+    Hindrances { limits: vec![limit], copying: vec!["mig/src/main".into()] }
 }
 
 /// The counters at the second `n`.
@@ -60,6 +73,7 @@ pub(super) fn sample(n: u64) -> Sample {
         vms: [(7, usage)].into(),
         cpus: [(1, CpuUsage { total: n * 1_000_000_000, interrupts: n * 5, stolen: n })].into(),
         threads: if n == 1 { [(8, host(0)), (9, host(1))].into() } else { BTreeMap::new() },
+        hindrances: if n == 1 { [(7, hindrances())].into() } else { BTreeMap::new() },
     }
 }
 
