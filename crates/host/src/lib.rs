@@ -14,9 +14,9 @@
 //! | `hfsc` | channels with deadlines as qdiscs, classes and filters of the kernel's own |
 //! | `identity` | the user of a VM's process, and where its name comes from |
 //! | `interrupts` | which interrupts are a NIC's, and where they come |
-//! | `hindrances` | qdiscs that hold a VM's packets back, and threads that copy its memory |
 //! | `kept_files` | files that stay open between looks |
 //! | [`kernel`] | information of the kernel about itself and single threads |
+//! | `migration` | whether a VMM copies its guest's memory elsewhere |
 //! | `net` | taps, bridges, queues |
 //! | `nic_counters` | what NICs count of the packets that they lose |
 //! | `numa` | where the memory, threads and NICs of VMs are on a host with NUMA nodes |
@@ -24,6 +24,7 @@
 //! | `passthrough` | NICs of the host that were given to a VM (VFIO) |
 //! | [`priority`] | the priority of what the agent starts |
 //! | [`privilege`] | gives up privileges that a process no longer needs |
+//! | `qdiscs` | qdiscs that delay VMs' packets or limit their rate |
 //! | `resource` | observes, reads and changes resources, one file for each kind |
 //! | `root` | reads files below a prefix |
 //! | `rtnl` | devices and qdiscs by rtnetlink |
@@ -41,11 +42,11 @@ mod cgroup;
 mod cmdline;
 pub mod guest;
 mod hfsc;
-mod hindrances;
 mod identity;
 mod interrupts;
 mod kept_files;
 pub mod kernel;
+mod migration;
 mod net;
 mod nic_counters;
 mod numa;
@@ -53,6 +54,7 @@ mod observe;
 mod passthrough;
 pub mod priority;
 pub mod privilege;
+mod qdiscs;
 pub mod requirement;
 mod resource;
 mod root;

@@ -28,8 +28,8 @@ pub(crate) const TCMSG: usize = 20;
 const IFINFOMSG: usize = 16;
 pub(crate) const TCA_KIND: u16 = 1;
 pub(crate) const TCA_OPTIONS: u16 = 2;
-/// Statistics (`TCA_STATS2`), in it `struct gnet_stats_queue` of linux/gen_stats.h.
-const TCA_STATS: u16 = 7;
+/// Statistics; in them `struct gnet_stats_queue` of linux/gen_stats.h.
+const TCA_STATS2: u16 = 7;
 const TCA_STATS_QUEUE: u16 = 3;
 pub(crate) const TCA_STAB: u16 = 8;
 /// `IFF_UP` and `IFF_LOWER_UP` of linux/if.h.
@@ -81,18 +81,18 @@ impl Qdisc {
     }
 }
 
-/// What a qdisc has done. The counters begin again at 0 after 2³² - 1.
+/// The statistics of a qdisc. The counters wrap.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Queue {
+pub(crate) struct QdiscStats {
     /// Its kind, such as `fq_codel`.
     pub kind: String,
     pub handle: u32,
     /// Packets in it.
-    pub waiting: u32,
+    pub qlen: u32,
     /// Packets that it dropped.
-    pub dropped: u32,
-    /// How often it had packets and let none go, as its rate is limited (`overlimits`).
-    pub held_back: u32,
+    pub drops: u32,
+    /// What this counts depends on the kind; of those that limit a rate: how often they had packets and sent none.
+    pub overlimits: u32,
 }
 
 /// A network device as the kernel lists it.
@@ -196,22 +196,20 @@ impl Rtnl {
 
     /// All qdiscs of all devices, by the devices' indices.
     pub(crate) fn all_qdiscs(&mut self) -> nix::Result<BTreeMap<u32, Vec<Qdisc>>> {
-        let mut all: BTreeMap<u32, Vec<Qdisc>> = BTreeMap::new();
-        for body in self.dump(libc::RTM_GETQDISC, &tcmsg(0, 0))? {
-            let index = u32_at(&body, 4);
-            if let Some((index, qdisc)) = index.and_then(|index| Some((index, qdisc_of(&body, index)?))) {
-                all.entry(index).or_default().push(qdisc);
-            }
-        }
-        Ok(all)
+        self.by_device(qdisc_of)
     }
 
-    /// What all qdiscs have done, by the devices' indices.
-    pub(crate) fn queues(&mut self) -> nix::Result<BTreeMap<u32, Vec<Queue>>> {
-        let mut all: BTreeMap<u32, Vec<Queue>> = BTreeMap::new();
+    /// The statistics of all qdiscs, by the devices' indices.
+    pub(crate) fn qdisc_stats(&mut self) -> nix::Result<BTreeMap<u32, Vec<QdiscStats>>> {
+        self.by_device(qdisc_stats_of)
+    }
+
+    fn by_device<T>(&mut self, of: fn(&[u8], u32) -> Option<T>) -> nix::Result<BTreeMap<u32, Vec<T>>> {
+        let mut all: BTreeMap<u32, Vec<T>> = BTreeMap::new();
         for body in self.dump(libc::RTM_GETQDISC, &tcmsg(0, 0))? {
-            if let Some((index, queue)) = queue_of(&body) {
-                all.entry(index).or_default().push(queue);
+            if let Some((index, found)) = u32_at(&body, 4).and_then(|index| Some((index, of(&body, index)?)))
+            {
+                all.entry(index).or_default().push(found);
             }
         }
         Ok(all)
@@ -430,15 +428,15 @@ fn qdisc_of(body: &[u8], ifindex: u32) -> Option<Qdisc> {
     })
 }
 
-/// What the qdisc has done that a message is about, and the index of its device.
-fn queue_of(body: &[u8]) -> Option<(u32, Queue)> {
-    let index = u32_at(body, 4)?;
-    let Qdisc { kind, handle, .. } = qdisc_of(body, index)?;
+/// The statistics of the qdisc that a message is about, if it is one of this device.
+fn qdisc_stats_of(body: &[u8], ifindex: u32) -> Option<QdiscStats> {
+    let Qdisc { kind, handle, .. } = qdisc_of(body, ifindex)?;
     let of = |all: &[(u16, &[u8])], wanted| all.iter().find(|(k, _)| *k == wanted).map(|(_, v)| v.to_vec());
-    let stats = of(&attributes(body.get(TCMSG..)?), TCA_STATS)?;
+    let stats = of(&attributes(body.get(TCMSG..)?), TCA_STATS2)?;
     let queue = of(&attributes(&stats), TCA_STATS_QUEUE)?;
+    // qlen, backlog, drops, requeues, overlimits
     let field = |n: usize| u32_at(&queue, 4 * n);
-    Some((index, Queue { kind, handle, waiting: field(0)?, dropped: field(2)?, held_back: field(4)? }))
+    Some(QdiscStats { kind, handle, qlen: field(0)?, drops: field(2)?, overlimits: field(4)? })
 }
 
 /// The device that a message is about.
@@ -495,11 +493,11 @@ mod tests {
         assert_eq!((q.kind.as_str(), &q.options[..], q.chosen()), ("fq", &[1, 2, 3, 4, 5][..], true));
         assert_eq!((q.parent, q.ingress()), (ROOT, false));
         assert_eq!(qdisc_of(read[0].1, 4), None);
-        assert_eq!(queue_of(read[0].1), None);
+        assert_eq!(qdisc_stats_of(read[0].1, 3), None);
         let numbers = [7u32, 900, 8, 0, 9].map(u32::to_ne_bytes).concat();
-        body.extend(attribute(TCA_STATS | 0x8000, &attribute(TCA_STATS_QUEUE, &numbers)));
-        let queue = Queue { kind: "fq".into(), handle: 0x8001_0000, waiting: 7, dropped: 8, held_back: 9 };
-        assert_eq!(queue_of(&body), Some((3, queue)));
+        body.extend(attribute(TCA_STATS2 | 0x8000, &attribute(TCA_STATS_QUEUE, &numbers)));
+        let stats = QdiscStats { kind: "fq".into(), handle: 0x8001_0000, qlen: 7, drops: 8, overlimits: 9 };
+        assert_eq!((qdisc_stats_of(&body, 3), qdisc_stats_of(&body, 4)), (Some(stats), None));
         // A datagram that is cut off anywhere returns no message.
         for n in 0..datagram.len() {
             assert_eq!(messages(&datagram[..n]).len(), 0);
@@ -528,7 +526,7 @@ mod tests {
         assert!(rtnl.segment_sizes(1).unwrap().all > 1000);
         assert_eq!(rtnl.segment_sizes(0x7fff_ffff), Err(Errno::ENODEV));
         assert_eq!(rtnl.all_qdiscs().unwrap().get(&1), (!all.is_empty()).then_some(&all));
-        assert_eq!(rtnl.queues().unwrap().get(&1).map(Vec::len), (!all.is_empty()).then_some(all.len()));
+        assert_eq!(rtnl.qdisc_stats().unwrap().get(&1).map(Vec::len), (!all.is_empty()).then_some(all.len()));
         let links = rtnl.links().unwrap();
         let lo = links.iter().find(|link| link.index == 1).unwrap();
         assert_eq!((lo.name.as_str(), lo.hardware, lo.kind.as_str(), lo.master), ("lo", 772, "", None));

@@ -12,15 +12,16 @@
 //! | whether a group is frozen | if no vCPU thread in it has begun to run since the look before |
 //! | what a group's quota took | if it has one, or a thread of the VM has waited for a CPU |
 //! | what KVM polled, page faults, qdiscs, CPUs | when an observation begins or ends |
-//! | names of the VMM's threads | when an observation begins or ends, and their number has changed, or they have been known for 15 s |
+//! | names of the VMM's threads | when an observation begins or ends, if their number has changed or they were read 15 s ago |
 //! | which groups, quotas and taps there are | when an observation begins or ends, and they have been known for 15 s |
 //! | other threads of the host | if somebody wants to know: it takes longer than all else |
 //!
 //! So what stops a VM is noticed one look later than it could be.
 
 use crate::cgroup::{Hierarchy, group_in, parent, value};
-use crate::hindrances::{Copying, Qdiscs};
 use crate::kept_files::{self, KeptFiles};
+use crate::migration::CopyThreads;
+use crate::qdiscs::Qdiscs;
 use crate::root::{Kept, Root, USUAL};
 use crate::task::Stat;
 use crate::throttling::{self, Throttling};
@@ -30,7 +31,7 @@ use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};
 use teiji_model::host::Vm;
 use teiji_model::usage::{
-    CpuUsage, GroupUsage, Hindrances, HostThread, Role, RunState, Sample, TapUsage, ThreadUsage, VmUsage,
+    CpuUsage, GroupUsage, HostThread, Role, RunState, Sample, TapUsage, ThreadUsage, VmUsage,
 };
 
 const BILLION: u64 = 1_000_000_000;
@@ -75,7 +76,7 @@ struct OfVm {
     groups: Vec<OfGroup>,
     taps: BTreeMap<String, [Option<Kept>; 2]>,
     quotas_seen: bool,
-    copying: Copying,
+    copy_threads: CopyThreads,
     /// The directory of KVM's statistics. They do not stay open: an open one keeps the whole VM in memory after its end.
     kvm: Option<String>,
     /// When these were looked up, ns.
@@ -127,13 +128,14 @@ impl UsageReader {
     pub fn look(&mut self, vms: &[Vm], look: Look) -> Sample {
         let root = self.root.clone();
         let ends = look == Look::End;
-        let qdiscs = if ends { Qdiscs::now(&root, vms) } else { Qdiscs::default() };
+        let qdiscs = if ends { Qdiscs::now(&root, vms) } else { None };
         self.vms.retain(|pid, _| vms.iter().any(|vm| vm.pid == *pid));
         let open: usize = self.vms.values().map(OfVm::open_files).sum();
         let mut files =
             KeptFiles { root: &root, left: self.files.saturating_sub(open), buffer: &mut self.buffer };
         let at = now();
-        let (mut found, mut hindrances) = (BTreeMap::new(), BTreeMap::new());
+        let (mut found, mut rate_limits, mut migrations) =
+            (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let hierarchy = LazyCell::new(|| Hierarchy::find(&root).ok());
         let kvm = LazyCell::new(|| root.names(KVM));
         for vm in vms {
@@ -141,23 +143,26 @@ impl UsageReader {
             let of = self.vms.entry(vm.pid).or_default();
             if fresh || ends && at.saturating_sub(of.learnt) >= BELIEVED {
                 root.learn(of, vm, hierarchy.as_ref(), &kvm);
-                of.copying.forget();
+                of.copy_threads.forget();
                 of.learnt = at;
             }
             let usage = usage(of, vm, ends || fresh, &mut files);
             if usage.threads.is_empty() && !root.exists(&format!("proc/{}", vm.pid)) {
                 continue;
             }
-            let (delaying, limits) = qdiscs.of_vm(&root, vm);
-            let others = Hindrances { limits, copying: of.copying.names().to_vec() };
-            if ends && others != Hindrances::default() {
-                hindrances.insert(vm.pid, others);
+            if let Some(qdiscs) = &qdiscs {
+                rate_limits.insert(vm.pid, qdiscs.rate_limits(vm));
             }
+            let copying: Vec<String> = of.copy_threads.names().cloned().collect();
+            if ends && !copying.is_empty() {
+                migrations.insert(vm.pid, copying);
+            }
+            let delaying = qdiscs.as_ref().map(|qdiscs| qdiscs.delaying(&root, vm)).unwrap_or_default();
             found.insert(vm.pid, VmUsage { delaying, ..usage });
         }
         let cpus = if ends { root.text("proc/stat").map(|text| cpus(&text)) } else { None };
         let cpus = cpus.unwrap_or_default();
-        Sample { at, ends, vms: found, cpus, threads: BTreeMap::new(), hindrances }
+        Sample { at, ends, vms: found, cpus, threads: BTreeMap::new(), rate_limits, migrations }
     }
 
     /// What each thread of the host has run: [`Sample::threads`].
@@ -217,7 +222,7 @@ fn usage(of: &mut OfVm, vm: &Vm, all: bool, files: &mut KeptFiles<'_>) -> VmUsag
     });
     let stat = if all { Stat::read(files.root, vm.pid) } else { None };
     if let Some(stat) = &stat {
-        of.copying.look(files.root, vm.pid, stat);
+        of.copy_threads.look(files.root, vm.pid, stat);
     }
     VmUsage {
         at,

@@ -222,12 +222,12 @@ causes! {
     Swapped, "swapped";
     /// Packets for the guest come faster than they are taken.
     TapFull, "tap_full";
-    /// A qdisc with a limited rate holds packets back.
+    /// A qdisc limits the rate of packets.
     RateLimited, "rate_limited";
     /// A qdisc delays packets on purpose.
     Delayed, "delayed";
-    /// The VMM copies the guest's memory, for a migration or a snapshot.
-    MemoryCopied, "memory_copied";
+    /// The VMM copies the guest's memory for a live migration or a snapshot.
+    Migration, "migration";
     /// Interrupts and softirqs take the CPUs.
     Interrupts, "interrupts";
     /// A hypervisor below this host takes the CPUs.

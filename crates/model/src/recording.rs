@@ -7,7 +7,7 @@
 //!
 //!            ┌──────────┐      ┌─────────────────┐      ┌───────┐
 //!  start ───►│ 1 Header │─────►│ 2, and 128 to   │─────►│ 3 End │──► end of file
-//!            └──────────┘  │   │ 140, any number │  ▲   └───────┘
+//!            └──────────┘  │   │ 141, any number │  ▲   └───────┘
 //!                          │   │ in any order    │  │
 //!                          │   └─────────────────┘  │
 //!                          └────────────────────────┘
@@ -33,11 +33,12 @@
 //! | 137 | Waits | [`Wait`]s of the host | 7 | who had the CPU in the earlier parts of a wait: whoever is named had it in the last part |
 //! | 138 | Observed | [`ObservedVms`] | 8 | what counters say |
 //! | 139 | Sample | length:u32, and a [`Sample`] of that many bytes, as a block of LZ4 | 8 | what counters say |
-//! | 140 | Hindrances | those of the next [`Sample`] | 9 | rate limits, and migrations |
+//! | 140 | Rate limits | `rate_limits` of the next [`Sample`] | 9 | rate limits |
+//! | 141 | Migrations | `migrations` of the next [`Sample`] | 9 | migrations and snapshots |
 //!
 //! Payloads are in postcard's encoding; those with events begin with their number, [`MAX_EVENTS`] at most (after the
 //! [`StreamId`], if there is one). A Sample, which is mostly like the one before it, is compressed with the last 64 KiB of that one
-//! (as it was before it was compressed) as its dictionary.
+//! (as it was before it was compressed) as its dictionary. Rate limits and Migrations come before the Sample that they belong to.
 //!
 //! Versions 4 and 5 added ways of matching ([`Matching::since`](crate::flow::Matching)), version 5 kinds of NICs, and version 7 NICs
 //! without a tap here. A recording whose header has one of them asks its reader to know it; all others are still read by readers
@@ -122,7 +123,8 @@ const GIVEN: u8 = OPTIONAL + 8;
 const WAITS: u8 = OPTIONAL + 9;
 const OBSERVED: u8 = OPTIONAL + 10;
 const SAMPLE: u8 = OPTIONAL + 11;
-const HINDRANCES: u8 = OPTIONAL + 12;
+const RATE_LIMITS: u8 = OPTIONAL + 12;
+const MIGRATIONS: u8 = OPTIONAL + 13;
 /// Frames of events of the host that a reader may skip, and the version of the format that added them.
 const EVENTS_SINCE: [(u8, u16); 5] =
     [(STATES, 4), (STARTS, 5), (NIC_LOSSES, 6), (DEVICE_INTERRUPTS, 7), (WAITS, 7)];

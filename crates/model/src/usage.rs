@@ -1,5 +1,5 @@
 //! What the kernel's own counters say of VMs at an instant, and, if asked for, what probes have counted of their threads: the input of a diagnosis
-//! (`analysis::diagnose`). Counters only grow; two [`Sample`]s give what happened in between.
+//! (`analysis::diagnose`). Unless said otherwise, counters only grow; two [`Sample`]s give what happened in between.
 //!
 //! ```text
 //!  ObservedVms ─ Sample, ends ─ Sample ─ Sample ─ … ─ Sample, ends ─ Sample ─ … ─ Sample, ends
@@ -26,39 +26,43 @@ pub struct Sample {
     pub cpus: BTreeMap<u32, CpuUsage>,
     /// The threads of the host, by id; empty if they were not looked at, as is usual within an observation.
     pub threads: BTreeMap<u32, HostThread>,
-    /// What else keeps VMs from being quick, by process id; not within an observation, and only of VMs with such a thing. A recording has it
-    /// in a frame of its own.
+    /// Qdiscs that have limited the rate of packets on VMs' taps, by the VMs' process ids; an empty list if there are none on the VM's taps, and nothing
+    /// if they could not be read, or within an observation. Not part of the encoding of a sample, which so stays that of format version 8:
+    /// a recording has them in a frame of their own.
     #[serde(skip)]
-    pub hindrances: BTreeMap<u32, Hindrances>,
+    pub rate_limits: BTreeMap<u32, Vec<RateLimit>>,
+    /// The names of threads that copy a VM's memory for a migration or a snapshot, by the VM's process id; encoded as `rate_limits` are. Untrusted
+    /// text.
+    #[serde(skip)]
+    pub migrations: BTreeMap<u32, Vec<String>>,
 }
 
-/// What else keeps a VM from being quick.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Hindrances {
-    /// Qdiscs on its taps and on the NICs of their bridges whose rate has ever held packets back.
-    pub limits: Vec<LimitUsage>,
-    /// Threads of its VMM that copy its memory elsewhere, for a migration or a snapshot. Untrusted text.
-    pub copying: Vec<String>,
-}
-
-/// A qdisc with a limited rate.
+/// A qdisc that limits the rate of packets on a tap, and has done so since it was added. Its counters wrap.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LimitUsage {
-    /// Its device.
+pub struct RateLimit {
+    /// The tap.
     pub device: String,
-    /// Whether others than the VM use the device, too.
-    pub shared: bool,
+    /// The index of the tap.
+    pub ifindex: u32,
     /// Its kind, such as `tbf`.
     pub kind: String,
-    /// Its handle on the device.
+    /// Its handle on the tap.
     pub handle: u32,
-    /// How often it had packets, and none of them might go yet (`overlimits`). After 2³² - 1 it begins again at 0.
-    pub held_back: u32,
-    /// Packets that it dropped. It begins again like `held_back`.
-    pub dropped: u32,
-    /// Packets in it.
-    pub waiting: u32,
+    /// How often the rate was used up. Whether packets wait then, the kinds count differently.
+    pub overlimits: u32,
+    /// Packets that it dropped.
+    pub drops: u32,
+    /// Packets in it now: no counter.
+    pub queued: u32,
 }
+
+impl RateLimit {
+    /// The most for a VM.
+    pub const MOST: usize = 16;
+}
+
+/// The most threads that copy a VM's memory of which there are names.
+pub const MOST_COPY_THREADS: usize = 8;
 
 /// The VMs that are observed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

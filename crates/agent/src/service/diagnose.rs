@@ -274,9 +274,10 @@ fn entries(sample: &Sample) -> usize {
     let of_thread = |thread: &ThreadUsage| if thread.census.is_some() { 11 } else { 1 };
     let of_threads = |vm: &VmUsage| vm.threads.values().map(of_thread).sum::<usize>();
     let of_vm = |vm: &VmUsage| 1 + of_threads(vm) + vm.groups.len() + vm.taps.len() + vm.delaying.len();
-    let hindrances =
-        sample.hindrances.values().map(|of| 1 + of.limits.len() + of.copying.len()).sum::<usize>();
-    sample.vms.values().map(of_vm).sum::<usize>() + sample.cpus.len() + sample.threads.len() + hindrances
+    let limits = sample.rate_limits.values().map(|limits| 1 + limits.len()).sum::<usize>();
+    let copying = sample.migrations.values().map(|threads| 1 + threads.len()).sum::<usize>();
+    let of_vms = sample.vms.values().map(of_vm).sum::<usize>();
+    of_vms + sample.cpus.len() + sample.threads.len() + limits + copying
 }
 
 fn diagnosis(observed: &ObservedVms, samples: &[Sample]) -> Diagnosis {

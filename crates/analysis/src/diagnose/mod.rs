@@ -14,7 +14,7 @@
 mod delayed;
 mod guest_busy;
 mod interrupts;
-mod memory_copied;
+mod migration;
 mod paused;
 mod rate_limited;
 mod stolen;
@@ -35,7 +35,7 @@ use teiji_model::finding::{Confidence, Remedy};
 use teiji_model::host::Vm;
 use teiji_model::reason::Blame;
 use teiji_model::text::{duration, percent, printable};
-use teiji_model::usage::{Hindrances, HostThread, Role, Sample, VmUsage};
+use teiji_model::usage::{HostThread, Role, Sample, VmUsage};
 
 /// The shortest time without a doubt, ns.
 pub const MIN_LENGTH: u64 = 2_000_000_000;
@@ -78,7 +78,7 @@ static RULES: [Rule; FaultCause::ALL.len()] = [
     tap_full::RULE,
     rate_limited::RULE,
     delayed::RULE,
-    memory_copied::RULE,
+    migration::RULE,
     interrupts::RULE,
     stolen::RULE,
 ];
@@ -109,10 +109,10 @@ struct Seen<'a> {
     times: &'a [(Role, ThreadTime)],
     first: &'a VmUsage,
     last: &'a VmUsage,
+    /// Its process id.
+    pid: u32,
     /// The first and the last sample.
     host: (&'a Sample, &'a Sample),
-    /// What else kept it from being quick, at the first and the last sample.
-    hindrances: (Option<&'a Hindrances>, Option<&'a Hindrances>),
     /// CPUs on which one of its threads was in at least half of the samples.
     cpus: BTreeSet<u32>,
     /// How long it was observed, ns.
@@ -181,8 +181,8 @@ pub fn diagnose(vms: &[Vm], samples: &[Sample]) -> Diagnosis {
             times: &time.threads,
             first: first.vms.get(&vm.pid)?,
             last: last.vms.get(&vm.pid)?,
+            pid: vm.pid,
             host: (first, last),
-            hindrances: (first.hindrances.get(&vm.pid), last.hindrances.get(&vm.pid)),
             cpus: usual_cpus(vm, samples),
             length,
         };
@@ -277,6 +277,9 @@ fn unseen(vm: &Vm, seen: &Seen<'_>) -> Vec<String> {
     }
     if seen.polled().is_none() {
         all.push("how long KVM polls: its statistics in debugfs could not be read".to_owned());
+    }
+    if vm.nics.iter().any(|nic| nic.ifindex != 0) && !seen.host.1.rate_limits.contains_key(&seen.pid) {
+        all.push("rate limits of its taps: the kernel's list of qdiscs could not be read".to_owned());
     }
     for nic in vm.nics.iter().filter(|nic| nic.ifindex == 0) {
         all.push(format!(

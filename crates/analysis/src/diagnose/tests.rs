@@ -1,7 +1,7 @@
 use super::*;
 use teiji_model::diagnosis::Times;
 use teiji_model::host::{Vcpu, Worker};
-use teiji_model::usage::{CpuUsage, GroupUsage, LimitUsage, RunState, TapUsage, ThreadUsage};
+use teiji_model::usage::{CpuUsage, GroupUsage, RateLimit, RunState, TapUsage, ThreadUsage};
 
 const S: u64 = 1_000_000_000;
 const MS: u64 = 1_000_000;
@@ -51,7 +51,8 @@ fn sample(n: u64) -> Sample {
         vms: [(10, usage)].into(),
         cpus: cpus.collect(),
         threads: BTreeMap::new(),
-        hindrances: BTreeMap::new(),
+        rate_limits: BTreeMap::new(),
+        migrations: BTreeMap::new(),
     }
 }
 
@@ -318,9 +319,8 @@ fn each_other_cause_is_found_by_its_counter() {
         }),
         (FaultCause::Delayed, |_, sample| usage(sample).delaying = vec![("tap0".into(), "netem".into())]),
         (FaultCause::RateLimited, |n, sample| limited(sample, limit(n * 100, n, 0))),
-        (FaultCause::MemoryCopied, |_, sample| {
-            let copying = vec!["mig/src/main".to_owned()];
-            sample.hindrances.insert(10, Hindrances { copying, ..Hindrances::default() });
+        (FaultCause::Migration, |_, sample| {
+            sample.migrations.insert(10, vec!["mig/src/main".to_owned()]);
         }),
         (FaultCause::Interrupts, |n, sample| sample.cpus.get_mut(&1).unwrap().interrupts = n * S / 2),
         (FaultCause::Stolen, |n, sample| sample.cpus.get_mut(&2).unwrap().stolen = n * S / 10),
@@ -338,53 +338,62 @@ fn each_other_cause_is_found_by_its_counter() {
     assert_eq!(causes(&elsewhere), []);
 }
 
-fn limit(held_back: u64, dropped: u64, waiting: u32) -> LimitUsage {
-    LimitUsage {
-        device: "tap0".into(),
-        shared: false,
-        kind: "tbf".into(),
-        handle: 1,
-        held_back: held_back as u32,
-        dropped: dropped as u32,
-        waiting,
-    }
+fn limit(overlimits: u64, drops: u64, queued: u32) -> RateLimit {
+    let (device, kind) = ("tap0".into(), "tbf".into());
+    let (overlimits, drops) = (overlimits as u32, drops as u32);
+    RateLimit { device, ifindex: 5, kind, handle: 1, overlimits, drops, queued }
 }
 
-fn limited(sample: &mut Sample, limit: LimitUsage) {
-    sample.hindrances.insert(10, Hindrances { limits: vec![limit], ..Hindrances::default() });
+fn limited(sample: &mut Sample, limit: RateLimit) {
+    sample.rate_limits.insert(10, vec![limit]);
 }
 
 #[test]
-fn a_rate_limit_counts_by_what_it_held_back_meanwhile() {
+fn a_rate_limit_counts_by_what_exceeded_it_meanwhile() {
     let evidence =
         |vm: VmDiagnosis| vm.faults.first().map(|fault| fault.evidence.clone()).unwrap_or_default();
-    let line = |held, dropped, wait| {
+    let line = |times, drops, queued| {
         format!(
-            "tbf on tap0 held packets back {held} times a second, and dropped {dropped}; {wait} wait in it"
+            "tbf on tap0: {times} overlimits a second, {drops} packets dropped, {queued} queued at the end"
         )
     };
-    let of = |limits: fn(u64) -> LimitUsage| evidence(seen(|n, sample| limited(sample, limits(n))));
+    let of = |limits: fn(u64) -> RateLimit| evidence(seen(|n, sample| limited(sample, limits(n))));
     assert_eq!(of(|n| limit(1000 + n * 100, 7, 9)), [line(100, 0, 9)]);
     assert_eq!(of(|n| limit(1000 + n * 100, 7 + n, 0)), [line(100, 5, 0)]);
-    // Not now; seldom; or none of those had to wait for long.
-    for limits in [|_| limit(1000, 7, 9), |n| limit(1000 + n * 9, 7 + n, 9), |n| limit(1000 + n * 100, 7, 0)]
-    {
+    let not: [fn(u64) -> RateLimit; 5] = [
+        // Not now; seldom.
+        |_| limit(1000, 7, 9),
+        |n| limit(1000 + n * 9, 7 + n, 9),
+        // A busy link that needs no queue, one that queues at one of the ends, and one whose queue is managed.
+        |n| limit(1000 + n * 100, 7, 0),
+        |n| limit(1000 + n * 100, 7, if n < 5 { 0 } else { 9 }),
+        |n| limit(1000 + n * 100, 7 + n / 2, 0),
+    ];
+    for limits in not {
         assert_eq!(of(limits), Vec::<String>::new());
     }
-    // One that was put there meanwhile, and one in the place of another.
-    let new = seen(|n, sample| {
+    // One that was added meanwhile, and one in the place of another.
+    let added = |n, sample: &mut Sample| {
         if n > 2 {
-            limited(sample, limit(500, 1, 2));
+            limited(sample, limit(500, 6, 2));
         }
+    };
+    let none = |sample: &mut Sample| drop(sample.rate_limits.insert(10, Vec::new()));
+    let new = seen(|n, sample| {
+        none(sample);
+        added(n, sample);
     });
-    assert_eq!(evidence(new), [line(100, 1, 2)]);
-    assert_eq!(of(|n| if n > 2 { limit(500, 1, 2) } else { limit(100_000, 400, 2) }), [line(100, 1, 2)]);
-    let shared =
-        evidence(seen(|n, sample| limited(sample, LimitUsage { shared: true, ..limit(n * 100, n, 0) })));
-    assert!(
-        shared[0].starts_with("tbf on tap0, which others use, too, held packets back 100 times"),
-        "{shared:?}"
-    );
+    assert_eq!(evidence(new), [line(100, 6, 2)]);
+    assert_eq!(of(|n| if n > 2 { limit(500, 6, 2) } else { limit(100_000, 400, 2) }), [line(100, 6, 2)]);
+    // At first, the qdiscs could not be read.
+    assert_eq!(evidence(seen(added)), Vec::<String>::new());
+}
+
+#[test]
+fn titles_have_six_words_at_most() {
+    for rule in &RULES {
+        assert!(rule.title.split_whitespace().count() <= 6, "{}", rule.title);
+    }
 }
 
 #[test]

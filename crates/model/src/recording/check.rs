@@ -5,8 +5,8 @@ use crate::flow::Flow;
 use crate::host::{GivenNic, Vm};
 use crate::report::{Counters, MAX_VMS, Meta};
 use crate::stream::{Change, Changed, StreamId};
-use crate::usage::{Hindrances, ObservedVms, Sample};
-use std::collections::{BTreeMap, HashSet};
+use crate::usage::{MOST_COPY_THREADS, ObservedVms, RateLimit, Sample};
+use std::collections::HashSet;
 use std::net::IpAddr;
 
 const MAX_THREADS: usize = 4096;
@@ -99,17 +99,14 @@ pub(super) fn sample(s: &Sample) -> Checked {
         name(&thread.name)?;
         thread.unit.as_deref().map_or(Ok(()), name)?;
     }
-    hindrances(&s.hindrances)
-}
-
-/// Checks what else keeps VMs from being quick.
-pub(super) fn hindrances(all: &BTreeMap<u32, Hindrances>) -> Checked {
-    ensure(all.len() <= MAX_VMS, "more than 1024 VMs")?;
-    for of_vm in all.values() {
-        ensure(of_vm.limits.len() <= MAX_DELAYING, "more than 1024 qdiscs limit a VM's packets")?;
-        ensure(of_vm.copying.len() <= MAX_THREADS, "a VM has more than 4096 threads that copy its memory")?;
-        of_vm.limits.iter().try_for_each(|limit| name(&limit.device).and_then(|()| name(&limit.kind)))?;
-        of_vm.copying.iter().try_for_each(|thread| name(thread))?;
+    ensure(s.rate_limits.len() <= MAX_VMS && s.migrations.len() <= MAX_VMS, "more than 1024 VMs")?;
+    for limits in s.rate_limits.values() {
+        ensure(limits.len() <= RateLimit::MOST, "more than 16 qdiscs limit a VM's packets")?;
+        limits.iter().try_for_each(|limit| name(&limit.device).and_then(|()| name(&limit.kind)))?;
+    }
+    for threads in s.migrations.values() {
+        ensure(threads.len() <= MOST_COPY_THREADS, "a VM has more than 8 threads that copy its memory")?;
+        threads.iter().try_for_each(|thread| name(thread))?;
     }
     Ok(())
 }

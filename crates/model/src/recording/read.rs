@@ -1,14 +1,14 @@
 //! Reading a recording.
 
 use super::{
-    CHANGE, END, EVENTS, EVENTS_SINCE, Error, FRAME_HEAD, GIVEN, HEADER, HINDRANCES, MAGIC, MATCHED,
-    MAX_EVENTS, MAX_FRAME, MAX_HEADER, MAX_SAMPLE, MIN_EVENT, OBSERVED, OF_STREAM, OLDEST, OPTIONAL, SAMPLE,
-    SO_FAR, VERSION, check, checksum, preamble, v1,
+    CHANGE, END, EVENTS, EVENTS_SINCE, Error, FRAME_HEAD, GIVEN, HEADER, MAGIC, MATCHED, MAX_EVENTS,
+    MAX_FRAME, MAX_HEADER, MAX_SAMPLE, MIGRATIONS, MIN_EVENT, OBSERVED, OF_STREAM, OLDEST, OPTIONAL,
+    RATE_LIMITS, SAMPLE, SO_FAR, VERSION, check, checksum, preamble, v1,
 };
 use crate::event::Event;
 use crate::report::{Counters, Meta};
 use crate::stream::{Change, Item, StreamId};
-use crate::usage::{Hindrances, ObservedVms, Sample};
+use crate::usage::{ObservedVms, RateLimit, Sample};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read};
@@ -30,8 +30,9 @@ pub struct Reader<R: Read> {
     stream: StreamId,
     /// The last sample, encoded.
     sample: Vec<u8>,
-    /// The hindrances of the next sample.
-    hindrances: BTreeMap<u32, Hindrances>,
+    /// Of the next sample.
+    rate_limits: BTreeMap<u32, Vec<RateLimit>>,
+    migrations: BTreeMap<u32, Vec<String>>,
     counters: Option<Counters>,
     /// Whether a recording without an End frame is read as far as it goes.
     tolerant: bool,
@@ -72,7 +73,8 @@ impl<R: Read> Reader<R> {
             left: 0,
             stream: StreamId::HOST,
             sample: Vec::new(),
-            hindrances: BTreeMap::new(),
+            rate_limits: BTreeMap::new(),
+            migrations: BTreeMap::new(),
             counters: None,
             tolerant,
             cut: false,
@@ -189,10 +191,9 @@ impl<R: Read> Reader<R> {
                 SAMPLE if self.version >= 8 => {
                     return self.sample().map(|sample| Some(Item::Sample(Box::new(sample))));
                 }
-                HINDRANCES if self.version >= 9 => {
-                    self.hindrances = self.decode()?;
-                    check::hindrances(&self.hindrances).map_err(|what| self.malformed(what))?;
-                }
+                // Checked with their sample.
+                RATE_LIMITS if self.version >= 9 => self.rate_limits = self.decode()?,
+                MIGRATIONS if self.version >= 9 => self.migrations = self.decode()?,
                 kind if kind == OF_STREAM && self.version >= 3 || kind == MATCHED && self.version >= 7 => {
                     let (stream, rest) = postcard::take_from_bytes::<StreamId>(&self.payload)
                         .map_err(|_| self.malformed("no stream"))?;
@@ -264,7 +265,8 @@ impl<R: Read> Reader<R> {
             .filter(|plain| plain.len() == len as usize)
             .ok_or_else(|| self.malformed("a sample cannot be decompressed"))?;
         let mut sample: Sample = self.decode_all(&plain)?;
-        sample.hindrances = std::mem::take(&mut self.hindrances);
+        sample.rate_limits = std::mem::take(&mut self.rate_limits);
+        sample.migrations = std::mem::take(&mut self.migrations);
         check::sample(&sample).map_err(|what| self.malformed(what))?;
         self.latest = self.latest.max(sample.at);
         self.sample = plain;

@@ -1,9 +1,9 @@
 //! Writing a recording.
 
 use super::{
-    CHANGE, DEVICE_INTERRUPTS, END, EVENTS, Error, GIVEN, HEADER, HINDRANCES, MAGIC, MATCHED, MAX_EVENTS,
-    MAX_FRAME, MAX_HEADER, MAX_SAMPLE, NIC_LOSSES, OBSERVED, OF_STREAM, SAMPLE, SO_FAR, STARTS, STATES,
-    VERSION, WAITS, check, checksum, preamble, reader_of,
+    CHANGE, DEVICE_INTERRUPTS, END, EVENTS, Error, GIVEN, HEADER, MAGIC, MATCHED, MAX_EVENTS, MAX_FRAME,
+    MAX_HEADER, MAX_SAMPLE, MIGRATIONS, NIC_LOSSES, OBSERVED, OF_STREAM, RATE_LIMITS, SAMPLE, SO_FAR, STARTS,
+    STATES, VERSION, WAITS, check, checksum, preamble, reader_of,
 };
 use crate::event::{Event, EventKind};
 use crate::guest;
@@ -121,9 +121,13 @@ impl<W: Write> Writer<W> {
         if len > MAX_SAMPLE {
             return Err(Error::TooLarge { at: self.at, len, max: MAX_SAMPLE });
         }
-        if !sample.hindrances.is_empty() {
-            let payload = self.encode(&sample.hindrances)?;
-            self.frame(HINDRANCES, &payload, MAX_HEADER)?;
+        if !sample.rate_limits.is_empty() {
+            let payload = self.encode(&sample.rate_limits)?;
+            self.frame(RATE_LIMITS, &payload, MAX_HEADER)?;
+        }
+        if !sample.migrations.is_empty() {
+            let payload = self.encode(&sample.migrations)?;
+            self.frame(MIGRATIONS, &payload, MAX_HEADER)?;
         }
         let mut payload = len.to_le_bytes().to_vec();
         payload.extend(lz4_flex::block::compress_with_dict(&plain, &self.sample));

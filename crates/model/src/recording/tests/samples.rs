@@ -3,8 +3,8 @@
 use super::*;
 use crate::census::{Activity, Census};
 use crate::usage::{
-    CpuUsage, GroupUsage, Hindrances, HostThread, LimitUsage, ObservedVms, Role as ThreadRole, RunState,
-    Sample, TapUsage, ThreadUsage, VmUsage,
+    CpuUsage, GroupUsage, HostThread, ObservedVms, RateLimit, Role as ThreadRole, RunState, Sample, TapUsage,
+    ThreadUsage, VmUsage,
 };
 use std::collections::BTreeMap;
 
@@ -12,17 +12,9 @@ pub(super) fn observed() -> ObservedVms {
     ObservedVms { vms: meta().vms, selected: vec![7], uncounted: vec!["calls".into()] }
 }
 
-fn hindrances() -> Hindrances {
-    let limit = LimitUsage {
-        device: "tap0".into(),
-        shared: false,
-        kind: "tbf".into(),
-        handle: 0x8001_0000,
-        held_back: 70_000,
-        dropped: 5,
-        waiting: 3,
-    };
-    Hindrances { limits: vec![limit], copying: vec!["mig/src/main".into()] }
+fn rate_limit() -> RateLimit {
+    let (device, kind) = ("tap0".into(), "tbf".into());
+    RateLimit { device, ifindex: 5, kind, handle: 0x8001_0000, overlimits: 70_000, drops: 5, queued: 3 }
 }
 
 /// The counters at the second `n`.
@@ -73,8 +65,42 @@ pub(super) fn sample(n: u64) -> Sample {
         vms: [(7, usage)].into(),
         cpus: [(1, CpuUsage { total: n * 1_000_000_000, interrupts: n * 5, stolen: n })].into(),
         threads: if n == 1 { [(8, host(0)), (9, host(1))].into() } else { BTreeMap::new() },
-        hindrances: if n == 1 { [(7, hindrances())].into() } else { BTreeMap::new() },
+        rate_limits: if n == 1 { [(7, vec![rate_limit()])].into() } else { BTreeMap::new() },
+        migrations: if n == 1 { [(7, vec!["mig/src/main".into()])].into() } else { BTreeMap::new() },
     }
+}
+
+/// What older readers skip is there, and is lost alone.
+#[test]
+fn what_versions_8_and_9_have() {
+    let mut w = Writer::new(Vec::new(), &meta()).unwrap();
+    w.observed(&observed()).unwrap();
+    w.sample(&sample(1)).unwrap();
+    w.sample(&sample(2)).unwrap();
+    let mut file = w.finish(&Counters::default()).unwrap();
+    let samples = |file: &[u8]| -> Vec<Sample> {
+        let mut reader = Reader::new(file).unwrap();
+        let items = std::iter::from_fn(|| reader.next().unwrap());
+        items.filter_map(|item| if let Item::Sample(sample) = item { Some(*sample) } else { None }).collect()
+    };
+    assert_eq!(samples(&file), [sample(1), sample(2)]);
+    file[8..16].copy_from_slice(&preamble(8, 3));
+    let older = |n| Sample { rate_limits: BTreeMap::new(), migrations: BTreeMap::new(), ..sample(n) };
+    assert_eq!(samples(&file), [older(1), older(2)]);
+}
+
+#[test]
+fn what_a_vm_has_too_much_of_is_refused() {
+    let refused = |change: &dyn Fn(&mut Sample)| {
+        let mut sample = sample(1);
+        change(&mut sample);
+        Writer::new(Vec::new(), &meta()).unwrap().sample(&sample).is_err()
+    };
+    let limits = |n| move |sample: &mut Sample| drop(sample.rate_limits.insert(7, vec![rate_limit(); n]));
+    let threads =
+        |n| move |sample: &mut Sample| drop(sample.migrations.insert(7, vec!["mig/src/main".into(); n]));
+    assert!(!refused(&limits(16)) && refused(&limits(17)));
+    assert!(!refused(&threads(8)) && refused(&threads(9)));
 }
 
 #[test]
