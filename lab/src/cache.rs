@@ -17,7 +17,7 @@ use std::{
     os::fd::AsFd,
     path::{Path, PathBuf},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -58,15 +58,22 @@ impl Lock {
         Ok(Lock::wait(&[path.to_owned()], what, Want::All)?.1)
     }
 
-    /// Takes a folder of results as well, so that no two lab hosts write to one at a time.
+    /// Takes a folder of results as well, so that no two lab hosts write to one at a time. Waits for it, at most this long: a lab host that has
+    /// ended gives it back once its logs are read.
     ///
     /// # Errors
     /// If another lab host has it, or it cannot be made.
-    pub(crate) fn and_results(mut self, folder: &Path) -> Result<Lock> {
+    pub(crate) fn and_results(mut self, folder: &Path, patience: Duration) -> Result<Lock> {
         fs::create_dir_all(folder).doing(|| format!("make {}", folder.display()))?;
         let doing = || format!("lock the folder {}", folder.display());
         let opened = File::open(folder).doing(doing)?;
-        if !try_lock(&opened).doing(doing)? {
+        let begun = Instant::now();
+        let mut taken = try_lock(&opened).doing(doing)?;
+        while !taken && begun.elapsed() < patience {
+            thread::sleep(Duration::from_millis(100));
+            taken = try_lock(&opened).doing(doing)?;
+        }
+        if !taken {
             return Err(Error::LabHost(format!(
                 "cannot have {} for its results: another lab host writes there, and theirs would be mixed; run one at a time, or give it \
                  another folder",
@@ -248,12 +255,18 @@ mod tests {
     fn two_lab_hosts_have_no_folder_of_results_in_common() {
         let cache = tempfile::tempdir().unwrap();
         let results = cache.path().join("results");
-        let take = || Slot::take_of(cache.path(), 2).unwrap().lock.and_results(&results);
-        let first = take().unwrap();
-        let refused = take().err().unwrap().to_string();
+        let take = |patience| Slot::take_of(cache.path(), 2).unwrap().lock.and_results(&results, patience);
+        let first = take(Duration::ZERO).unwrap();
+        let refused = take(Duration::ZERO).err().unwrap().to_string();
         assert!(refused.contains("another lab host writes there"), "{refused}");
-        drop(first);
-        take().unwrap();
+        // It has ended, but has not given it back yet.
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(Duration::from_millis(300));
+                drop(first);
+            });
+            take(Duration::from_secs(60)).unwrap();
+        });
     }
 
     #[test]

@@ -178,7 +178,7 @@ impl LabHost {
         let cache = cache::folder()?;
         let Slot { mut lock, folder, previous } = Slot::take(&cache)?;
         if let Some(results) = &spec.out_dir {
-            lock = lock.and_results(results)?;
+            lock = lock.and_results(results, END_LIMIT)?;
         }
         let accel = match spec.mode {
             Mode::Wall => accel::choose(&prepared)?,

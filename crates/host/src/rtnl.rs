@@ -91,7 +91,7 @@ pub(crate) struct QdiscStats {
     pub qlen: u32,
     /// Packets that it dropped.
     pub drops: u32,
-    /// What this counts depends on the kind; of those that limit a rate: how often they had packets and sent none.
+    /// What this counts depends on the kind: see `qdiscs::SHAPING`.
     pub overlimits: u32,
 }
 

@@ -279,7 +279,7 @@ fn unseen(vm: &Vm, seen: &Seen<'_>) -> Vec<String> {
         all.push("how long KVM polls: its statistics in debugfs could not be read".to_owned());
     }
     if vm.nics.iter().any(|nic| nic.ifindex != 0) && !seen.host.1.rate_limits.contains_key(&seen.pid) {
-        all.push("rate limits of its taps: the kernel's list of qdiscs could not be read".to_owned());
+        all.push("rate limits of its taps: the kernel's list of qdiscs was not read".to_owned());
     }
     for nic in vm.nics.iter().filter(|nic| nic.ifindex == 0) {
         all.push(format!(
